@@ -1,0 +1,98 @@
+package ratelimit
+
+import (
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// maxStrikes is where counting stops: long before that every block has the longest length.
+const maxStrikes = 1<<16 - 1
+
+// Penalty blocks clients that keep running into limits. Every refusal by a bucket is a strike; a client
+// with more than `after` strikes is blocked for `base` × 2^(strikes − after), at most `max`: by default 2, 4,
+// 8, 16, 32, 60, 60 … minutes. Strikes are forgotten after `window` without a new one, where the time of a
+// block does not count. A blocked request takes no tokens and adds no strike.
+type Penalty struct {
+	// Group is whose strikes are counted together: all blocks with the same group, for the same identity.
+	// Default: one group for the whole configuration. The same group must have the same numbers everywhere.
+	Group string `json:"group,omitempty"`
+	// After is the number of strikes that are forgiven: one more starts the first block. Default 3.
+	After *int64 `json:"after,omitempty"`
+	// Base is the unit of a block's length; the first block lasts twice as long. Default 1m.
+	Base caddy.Duration `json:"base,omitempty"`
+	// Max is the longest block. Default 1h.
+	Max caddy.Duration `json:"max,omitempty"`
+	// Window is how long after the last strike, or after the end of the last block, strikes are forgotten.
+	// Default 1h.
+	Window caddy.Duration `json:"window,omitempty"`
+
+	// At most one strike per identity in this time. For browsers behind one address: 10s. Default 0: every refusal is a
+	// strike.
+	Every caddy.Duration `json:"every,omitempty"`
+	// Requests that neither strike nor are blocked.
+	ExceptRaw caddyhttp.RawMatcherSets `json:"except,omitempty" caddy:"namespace=http.matchers"`
+	// Whether strikes are only counted, and nobody is blocked.
+	DryRun bool `json:"dry_run,omitempty"`
+}
+
+// penaltyRules are the numbers of a Penalty as the stores calculate with them; times in microseconds.
+type penaltyRules struct {
+	group                           string
+	after, base, max, window, every int64
+}
+
+// strikeRecord is what is stored of an identity's strikes in a group. The zero value is no strikes.
+type strikeRecord struct {
+	strikes int64
+	until   int64 // end of the block, in microseconds; 0 if none was ever set
+	last    int64 // time of the last strike, in microseconds
+}
+
+// forgotten returns the time from which on the strikes do not count any more.
+func (s strikeRecord) forgotten(p *penaltyRules) int64 {
+	return max(s.last, s.until) + p.window
+}
+
+// settled returns the record as it is now, and whether the stored one holds times that had to be repaired:
+// a strike in the future, a block longer than any block can be.
+func (s strikeRecord) settled(p *penaltyRules, now int64) (_ strikeRecord, stale bool) {
+	if s.last > now {
+		s.last, stale = now, true
+	}
+	if s.until > now+p.max {
+		s.until, stale = now+p.max, true
+	}
+	if now >= s.forgotten(p) {
+		return strikeRecord{}, false
+	}
+	return s, stale
+}
+
+// struck returns the record after a refusal, and whether the refusal counted: at most one in `every`.
+func (s strikeRecord) struck(p *penaltyRules, now int64) (strikeRecord, bool) {
+	if s.strikes > 0 && now-s.last < p.every {
+		return s, false
+	}
+	s.strikes = min(s.strikes+1, maxStrikes)
+	s.last = now
+	if s.strikes > p.after {
+		s.until = now + p.length(s.strikes)
+	}
+	return s, true
+}
+
+// length returns how long the block after so many strikes is, in microseconds.
+func (p *penaltyRules) length(strikes int64) int64 {
+	length := p.base
+	for range strikes - p.after {
+		if length >= p.max {
+			break
+		}
+		length *= 2
+	}
+	return min(length, p.max)
+}
+
+func micros(d caddy.Duration) int64 { return time.Duration(d).Microseconds() }

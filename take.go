@@ -1,0 +1,208 @@
+package ratelimit
+
+import "time"
+
+// This file decides about all charges of a request on what is stored for them. It is the executable
+// specification of bucket.lua: the same steps in the same order, pure, with the time passed in. The memory
+// store runs it; a property test holds the script to it.
+
+// state is what is stored for one charge.
+type state struct {
+	bucket Bucket
+	record strikeRecord
+	// wroteBucket and wroteRecord say that take changed them.
+	wroteBucket, wroteRecord bool
+}
+
+type verdict uint8
+
+const (
+	verdictAllowed verdict = iota
+	verdictLimited
+	verdictBlocked
+)
+
+// outcome is what a store found, in numbers that the decision is made of.
+type outcome struct {
+	verdict verdict
+	now     int64
+	// charge is the index of the charge that blocks, until the end of that block.
+	charge int
+	until  int64
+	// strikes is the highest count among the records that this refusal struck, 0 if none.
+	strikes int64
+	// blockStarted says that one of those strikes started a block.
+	blockStarted bool
+	// tokens is what is left in the bucket of each charge.
+	tokens []int64
+}
+
+// take decides at time now, in microseconds, and changes states where it has to. Charges of one identity in
+// one penalty group share the record of the first of them.
+func take(now int64, charges []Charge, states []state) outcome {
+	out := outcome{now: now, tokens: make([]int64, len(charges))}
+	settleRecords(now, charges, states)
+	if i, blocked := longestBlock(now, charges, states); blocked {
+		out.verdict, out.charge, out.until = verdictBlocked, i, states[recordOf(charges, i)].record.until
+		return out
+	}
+	settleBuckets(now, charges, states, &out)
+	if out.verdict == verdictLimited {
+		strike(charges, states, &out)
+	} else {
+		pay(charges, states, &out)
+	}
+	return out
+}
+
+// recordOf returns the index of the charge whose state holds the strikes that count for charge i.
+func recordOf(charges []Charge, i int) int {
+	for j := range i {
+		if charges[j].Penalty != nil && charges[j].ID == charges[i].ID && charges[j].Penalty.group == charges[i].Penalty.group {
+			return j
+		}
+	}
+	return i
+}
+
+func settleRecords(now int64, charges []Charge, states []state) {
+	for i := range charges {
+		if p := charges[i].Penalty; p != nil && recordOf(charges, i) == i {
+			states[i].record, states[i].wroteRecord = states[i].record.settled(p, now)
+		}
+	}
+}
+
+// settleBuckets refills every bucket; one that cannot pay its charge refuses the request.
+func settleBuckets(now int64, charges []Charge, states []state, out *outcome) {
+	for i := range charges {
+		c, s := &charges[i], &states[i]
+		s.bucket, s.wroteBucket = s.bucket.settled(c.Limit, now)
+		out.tokens[i] = s.bucket.Tokens
+		if s.bucket.Tokens < c.Cost && !c.DryRun {
+			out.verdict = verdictLimited
+		}
+	}
+}
+
+// pay debits every charge. Only one in a dry run can find too few tokens; it then takes none.
+func pay(charges []Charge, states []state, out *outcome) {
+	for i := range charges {
+		if s := &states[i]; s.bucket.Tokens >= charges[i].Cost {
+			s.bucket.Tokens -= charges[i].Cost
+			s.wroteBucket = true
+			out.tokens[i] = s.bucket.Tokens
+		}
+	}
+}
+
+// longestBlock returns the charge whose block ends last, if there is one.
+func longestBlock(now int64, charges []Charge, states []state) (int, bool) {
+	longest, until := 0, now
+	for i := range charges {
+		if charges[i].Penalty == nil || charges[i].DryRun {
+			continue
+		}
+		if u := states[recordOf(charges, i)].record.until; u > until {
+			longest, until = i, u
+		}
+	}
+	return longest, until > now
+}
+
+// strike counts a refusal, once for each record, and turns the outcome into a block where one starts.
+func strike(charges []Charge, states []state, out *outcome) {
+	struck := 0 // bit i: the record of charge i was considered
+	for i := range charges {
+		c := &charges[i]
+		if c.Penalty == nil || c.NoStrike || c.DryRun || states[i].bucket.Tokens >= c.Cost {
+			continue
+		}
+		r := recordOf(charges, i)
+		if struck&(1<<r) != 0 {
+			continue
+		}
+		struck |= 1 << r
+		s := &states[r]
+		record, counted := s.record.struck(c.Penalty, out.now)
+		if !counted {
+			continue
+		}
+		s.record, s.wroteRecord = record, true
+		out.strikes = max(out.strikes, record.strikes)
+		if record.until > out.now {
+			out.blockStarted = true
+			if record.until > out.until {
+				out.verdict, out.charge, out.until = verdictBlocked, i, record.until
+			}
+		}
+	}
+}
+
+// decision puts an outcome into the words of the zone that binds.
+func (out *outcome) decision(charges []Charge, source Source) Decision {
+	d := Decision{Source: source, Now: out.now, Strikes: out.strikes, BlockStarted: out.blockStarted}
+	switch out.verdict {
+	case verdictBlocked:
+		out.describeBlock(&d, &charges[out.charge])
+	case verdictLimited:
+		d.Reason = ReasonLimited
+		i := out.slowest(charges)
+		d.RetryAfter = micro(charges[i].Limit.wait(charges[i].Cost - out.tokens[i]))
+		out.describe(&d, &charges[i], out.tokens[i])
+	case verdictAllowed:
+		d.Allowed = true
+		if i, ok := out.tightest(charges); ok {
+			out.describe(&d, &charges[i], out.tokens[i])
+		}
+	}
+	return d
+}
+
+// describeBlock says what a blocked client may have: nothing until the block ends. The tokens in the bucket
+// are not looked at, so that the answer is the same where the block is known without asking the store.
+func (out *outcome) describeBlock(d *Decision, c *Charge) {
+	d.Reason = ReasonBlocked
+	d.Zone, d.Quiet, d.Limit = c.Zone, c.Quiet, c.Limit.Burst/Token
+	d.RetryAfter = micro(out.until - out.now)
+	d.ResetAfter = d.RetryAfter
+}
+
+func (out *outcome) describe(d *Decision, c *Charge, tokens int64) {
+	d.Zone, d.Quiet = c.Zone, c.Quiet
+	d.Limit, d.Remaining = c.Limit.Burst/Token, tokens/Token
+	d.ResetAfter = micro(c.Limit.wait(c.Limit.Burst - tokens))
+	d.fraction = float64(tokens) / float64(c.Limit.Burst)
+}
+
+// slowest returns the charge that makes the client wait longest.
+func (out *outcome) slowest(charges []Charge) int {
+	slowest, longest := 0, int64(0)
+	for i := range charges {
+		c := &charges[i]
+		if c.DryRun || out.tokens[i] >= c.Cost {
+			continue
+		}
+		if w := c.Limit.wait(c.Cost - out.tokens[i]); w > longest {
+			slowest, longest = i, w
+		}
+	}
+	return slowest
+}
+
+// tightest returns the charge with the least remaining part of its burst among those that show it.
+func (out *outcome) tightest(charges []Charge) (int, bool) {
+	tightest, least := -1, 0.0
+	for i := range charges {
+		c := &charges[i]
+		if c.Quiet || c.DryRun {
+			continue
+		}
+		if f := float64(out.tokens[i]) / float64(c.Limit.Burst); tightest < 0 || f < least {
+			tightest, least = i, f
+		}
+	}
+	return tightest, tightest >= 0
+}
+
+func micro(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
