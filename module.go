@@ -21,8 +21,13 @@
 package ratelimit
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 )
 
 func init() {
@@ -82,9 +87,165 @@ type Handler struct {
 
 	// Whether everything is evaluated and nothing refused, in all zones and pools of this handler.
 	DryRun bool `json:"dry_run,omitempty"`
+
+	logger  *zap.Logger
+	app     *App
+	exempt  caddyhttp.MatcherSets
+	zones   []*Zone // in the order of their names
+	penalty *Penalty
+	pool    *slotPool
+	limiter *Limiter
+	answers answerer
+	// release gives back what Provision acquired. What it is about stays usable: requests are served after Cleanup.
+	release []func()
 }
 
 // CaddyModule returns the Caddy module information.
 func (*Handler) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "http.handlers.rate_limit", New: func() caddy.Module { return new(Handler) }}
 }
+
+// Provision implements caddy.Provisioner. It is cheap and needs no network: it also runs when a configuration is only
+// validated. What it acquires from the process is state without parameters, so that it changes nothing for the
+// configuration that runs.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	app, err := ctx.App("rate_limit")
+	if err != nil {
+		return err
+	}
+	h.app = app.(*App)
+	if h.exempt, err = loadMatchers(ctx, h, "ExemptRaw", h.ExemptRaw); err != nil {
+		return fmt.Errorf("loading matchers of exempt: %w", err)
+	}
+	if h.answers, err = newAnswerer(h.Answer, h.Headers, h.Reset, h.Jitter); err != nil {
+		return err
+	}
+	for _, provision := range []func(caddy.Context) error{h.provisionZones, h.provisionPenalty, h.provisionShed, h.provisionLimiter} {
+		if err := provision(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *Handler) provisionZones(ctx caddy.Context) error {
+	for _, name := range sortedNames(h.Zones) {
+		z := h.Zones[name]
+		if z == nil || z.isReference() {
+			shared, ok := h.app.Zones[name]
+			if !ok {
+				return fmt.Errorf("zone %q: it has no rate, and there is no shared zone of that name (shared zones: %v)", name, sortedNames(h.app.Zones))
+			}
+			h.zones = append(h.zones, shared)
+			continue
+		}
+		if err := z.provision(ctx, name); err != nil {
+			return err
+		}
+		if err := h.app.claimZone(name, z); err != nil {
+			return err
+		}
+		h.zones = append(h.zones, z)
+	}
+	return nil
+}
+
+func (h *Handler) provisionPenalty(ctx caddy.Context) error {
+	h.penalty = h.app.Penalty
+	if h.Penalty != nil {
+		h.penalty = h.Penalty
+		if err := h.penalty.provision(ctx); err != nil {
+			return err
+		}
+	}
+	if h.penalty == nil {
+		return nil
+	}
+	return h.app.claimPenalty(h.penalty)
+}
+
+func (h *Handler) provisionShed(caddy.Context) (err error) {
+	if h.Shed == nil {
+		return nil
+	}
+	if err := h.Shed.provision(); err != nil {
+		return err
+	}
+	if err := h.app.claimPool(h.Shed); err != nil {
+		return err
+	}
+	if h.pool, err = acquirePool(h.Shed.Pool); err != nil {
+		return err
+	}
+	h.release = append(h.release, func() { releasePool(h.Shed.Pool) })
+	return nil
+}
+
+func (h *Handler) provisionLimiter(caddy.Context) error {
+	nodes := max(h.Nodes, 0)
+	if nodes == 0 {
+		nodes = max(h.app.Nodes, 1)
+	}
+	if h.Nodes < 0 {
+		return fmt.Errorf("nodes: must be at least 1, got %d", h.Nodes)
+	}
+	h.limiter = &Limiter{
+		local: h.app.stores.local, shares: h.app.stores.shares,
+		nodes: int64(nodes), maxKeys: h.app.MaxKeys, now: processMicros,
+	}
+	server := h.Redis
+	if server == nil {
+		server = h.app.Redis
+	}
+	if server == nil || server.Off {
+		return nil
+	}
+	settings, err := server.settings()
+	if err != nil {
+		return err
+	}
+	client, err := acquireRedis(settings)
+	if err != nil {
+		return err
+	}
+	h.release = append(h.release, func() { releaseRedis(client) })
+	h.app.clients = append(h.app.clients, client)
+	h.limiter.remote = &redisStore{client: client, prefix: h.app.Prefix}
+	if h.Nodes == 0 && h.app.Nodes == 0 {
+		h.logger.Warn("nodes is not set: while Redis is down, every node admits the whole limit; say how many nodes there are")
+	}
+	return nil
+}
+
+// Cleanup implements caddy.CleanerUpper. It gives back exactly what Provision acquired, which may be half of it.
+func (h *Handler) Cleanup() error {
+	for _, release := range h.release {
+		release()
+	}
+	h.release = nil
+	return nil
+}
+
+// loadMatchers loads the matcher sets in a field of a struct. Without any set the result is empty, which Caddy's own
+// matching takes for a match of everything: ask it by matchesAny.
+func loadMatchers(ctx caddy.Context, owner any, field string, raw caddyhttp.RawMatcherSets) (caddyhttp.MatcherSets, error) {
+	if len(raw) == 0 {
+		return nil, nil
+	}
+	loaded, err := ctx.LoadModule(owner, field)
+	if err != nil {
+		return nil, err
+	}
+	var sets caddyhttp.MatcherSets
+	return sets, sets.FromInterface(loaded)
+}
+
+func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// Interface guards.
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

@@ -1,6 +1,8 @@
 package ratelimit
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -35,6 +37,9 @@ type Penalty struct {
 	ExceptRaw caddyhttp.RawMatcherSets `json:"except,omitempty" caddy:"namespace=http.matchers"`
 	// Whether strikes are only counted, and nobody is blocked.
 	DryRun bool `json:"dry_run,omitempty"`
+
+	rules  penaltyRules
+	except caddyhttp.MatcherSets
 }
 
 // penaltyRules are the numbers of a Penalty as the stores calculate with them; times in microseconds.
@@ -48,6 +53,43 @@ type strikeRecord struct {
 	strikes int64
 	until   int64 // end of the block, in microseconds; 0 if none was ever set
 	last    int64 // time of the last strike, in microseconds
+}
+
+func (p *Penalty) provision(ctx caddy.Context) (err error) {
+	setDefault(&p.Base, time.Minute)
+	setDefault(&p.Max, time.Hour)
+	setDefault(&p.Window, time.Hour)
+	after := int64(3)
+	if p.After != nil {
+		after = *p.After
+	}
+	switch {
+	case after < 0 || after >= maxStrikes:
+		return fmt.Errorf("penalty: after must be from 0 to %d, got %d", maxStrikes-1, after)
+	case p.Base < 0 || p.Max < p.Base || p.Window < 0 || p.Every < 0:
+		return errors.New("penalty: base, max, window and every must be durations above 0, and max at least base")
+	case micros(p.Max) > maxFill.Microseconds() || micros(p.Window) > maxFill.Microseconds():
+		return errors.New("penalty: max and window must be below ten years")
+	case micros(p.Base) < 1:
+		return errors.New("penalty: base must be at least a microsecond")
+	}
+	p.rules = penaltyRules{
+		group: p.Group, after: after,
+		base: micros(p.Base), max: micros(p.Max), window: micros(p.Window), every: micros(p.Every),
+	}
+	if p.DryRun { // counted apart, so that nobody is blocked for it when the dry run ends
+		p.rules.group, p.rules.after = p.Group+"~dry_run", maxStrikes
+	}
+	if p.except, err = loadMatchers(ctx, p, "ExceptRaw", p.ExceptRaw); err != nil {
+		return fmt.Errorf("penalty: loading matchers of except: %w", err)
+	}
+	return nil
+}
+
+func setDefault(d *caddy.Duration, value time.Duration) {
+	if *d == 0 {
+		*d = caddy.Duration(value)
+	}
 }
 
 // forgotten returns the time from which on the strikes do not count any more.
