@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -22,7 +23,7 @@ const (
 	// linger is how long a client outlives its last configuration and its last call.
 	linger = time.Second
 	// The pause between two probes of a Redis that is down grows from the first to the second.
-	probeFirst, probeMax = 25 * time.Millisecond, 500 * time.Millisecond
+	probeFirst, probeMax = 25 * time.Millisecond, 250 * time.Millisecond
 	// maxQueued bounds the commands that wait for a connection, so that a stall costs no memory.
 	maxQueued = 16384
 	// Connections: at most, and kept ready.
@@ -37,6 +38,19 @@ var (
 	// errTimeout says that there was no answer in time. The command may still be executed, once.
 	errTimeout = errors.New("redis did not answer in time")
 )
+
+// go-redis writes to standard error, a line for each connection that it cannot open. It has one logger for the whole process; what it
+// says is in our own lines, so it goes to DEBUG.
+func init() { redis.SetLogger(redisLog{}) }
+
+type redisLog struct{}
+
+// Printf implements the logger of go-redis.
+func (redisLog) Printf(_ context.Context, format string, v ...any) {
+	if ce := caddy.Log().Named("go-redis").Check(zap.DebugLevel, fmt.Sprintf(format, v...)); ce != nil {
+		ce.Write()
+	}
+}
 
 // redisClients holds one client for each distinct connection configuration in the process, as long as a
 // configuration uses it: reloads keep the connections, and what is known about the state of Redis.
