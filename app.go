@@ -103,7 +103,7 @@ func (a *App) setDefaults() error {
 	secret := ""
 	if a.KeySecret != "" {
 		var err error
-		if secret, err = resolve(a.KeySecret); err != nil {
+		if secret, err = expand(a.KeySecret); err != nil {
 			return fmt.Errorf("key_secret: %w", err)
 		}
 	}

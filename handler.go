@@ -19,11 +19,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return orNext(err, w, r, next)
 	}
 	p := progressOf(r)
-	slot, admitted := h.admit(p)
+	place, admitted := h.admit(p)
 	if !admitted {
 		return h.answers.refuse(w, r, &Decision{Reason: ReasonOverloaded, RetryAfter: time.Duration(h.Shed.RetryAfter)})
 	}
-	defer slot.release()
+	defer place.release()
 
 	charges, err := h.charges(p, r)
 	if err != nil {
@@ -79,25 +79,25 @@ func (p *progress) binds(d *Decision) bool {
 	return true
 }
 
-// slot is a place in a pool; the zero value is none.
-type slot struct{ pool *slotPool }
+// admission is a place in a pool; the zero value is none.
+type admission struct{ pool *slotPool }
 
-func (s slot) release() {
-	if s.pool != nil {
-		s.pool.release()
+func (a admission) release() {
+	if a.pool != nil {
+		a.pool.release()
 	}
 }
 
 // admit takes a slot of the handler's pool.
-func (h *Handler) admit(p *progress) (slot, bool) {
+func (h *Handler) admit(p *progress) (admission, bool) {
 	if h.Shed == nil || slices.Contains(p.pools, h.pool) {
-		return slot{}, true
+		return admission{}, true
 	}
 	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
-		return slot{}, h.DryRun
+		return admission{}, h.DryRun
 	}
 	p.pools = append(p.pools, h.pool)
-	return slot{h.pool}, true
+	return admission{h.pool}, true
 }
 
 // charges collects what the zones claim of a request.

@@ -61,15 +61,15 @@ func (r *Redis) settings() (redisSettings, error) {
 	if len(r.Address) != 1 {
 		return s, fmt.Errorf("redis: write one address (or off), got %d", len(r.Address))
 	}
-	address, err := resolve(r.Address[0])
+	address, err := expand(r.Address[0])
 	if err != nil {
 		return s, fmt.Errorf("redis: %w; write redis off to keep buckets in this process", err)
 	}
 	return s, s.dial(address)
 }
 
-// resolve replaces the placeholders of a configuration value.
-func resolve(value string) (string, error) {
+// expand replaces the placeholders of a configuration value.
+func expand(value string) (string, error) {
 	resolved, err := caddy.NewReplacer().ReplaceOrErr(value, true, true)
 	if err != nil {
 		return "", fmt.Errorf("%q: %w", value, err)
