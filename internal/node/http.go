@@ -56,6 +56,8 @@ func (n *Node) send(method, address, body string, headers []string) (*Response, 
 		request.Header.Add(name, strings.TrimSpace(value))
 	}
 	request.Host = request.Header.Get("Host")
+	// The admin endpoint is replaced on every load, and with it the connections that are kept open.
+	request.Close = request.URL.Host == n.admin
 	response, err := n.client.Do(request)
 	if err != nil {
 		return nil, err
