@@ -51,6 +51,7 @@ type App struct {
 	Zones map[string]*Zone `json:"zones,omitempty"`
 
 	logger *zap.Logger
+	warned map[string]bool
 	hasher *hasher
 	stores *memoryStores // nil until acquired
 
@@ -58,7 +59,7 @@ type App struct {
 	zones     map[string]*Zone
 	penalties map[string]*Penalty
 	pools     map[string]*Shed
-	clients   []*redisClient
+	remotes   []*redisStore // one for each client
 }
 
 // CaddyModule returns the Caddy module information.
@@ -69,6 +70,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // Provision implements caddy.Provisioner. It needs no network.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.logger = ctx.Logger()
+	a.warned = map[string]bool{}
 	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
 	if err := a.setDefaults(); err != nil {
 		return err
@@ -129,14 +131,18 @@ func (a *App) setDefaults() error {
 // Start implements caddy.App: from now on connections may be opened in the background. A configuration that is only
 // validated never gets here.
 func (a *App) Start() error {
-	for _, c := range a.clients {
-		c.start()
+	for _, s := range a.remotes {
+		s.client.start()
 	}
+	running.Store(a)
 	return nil
 }
 
 // Stop implements caddy.App. Requests are still served after it, so nothing ends here.
-func (a *App) Stop() error { return nil }
+func (a *App) Stop() error {
+	running.CompareAndSwap(a, nil)
+	return nil
+}
 
 // Cleanup implements caddy.CleanerUpper.
 func (a *App) Cleanup() error {
@@ -146,6 +152,26 @@ func (a *App) Cleanup() error {
 		return err
 	}
 	return nil
+}
+
+// remote returns the store for a client, one for all handlers with the same settings.
+func (a *App) remote(client *redisClient) *redisStore {
+	for _, s := range a.remotes {
+		if s.client == client {
+			return s
+		}
+	}
+	s := &redisStore{client: client, prefix: a.Prefix}
+	a.remotes = append(a.remotes, s)
+	return s
+}
+
+// longestBlock returns the longest block that a handler of this configuration can start, in microseconds.
+func (a *App) longestBlock() (longest int64) {
+	for _, p := range a.penalties {
+		longest = max(longest, p.rules.max)
+	}
+	return longest
 }
 
 // claimZone notes that a handler uses a zone. Names are global: the same name is one budget, so it must mean the same.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 )
 
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
@@ -35,6 +36,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	d := h.limiter.Decide(r.Context(), charges)
 	if p.binds(&d) {
 		h.answers.show(w.Header(), &d)
+	}
+	if d.BlockStarted {
+		h.report(r, charges, &d)
 	}
 	if !d.Allowed {
 		return h.answers.refuse(w, r, &d)
@@ -151,4 +155,39 @@ func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) e
 		return h.answers.refuse(w, r, &Decision{Reason: ReasonUnavailable, RetryAfter: time.Second})
 	}
 	return err
+}
+
+// report tells operators of a block that has just started.
+func (h *Handler) report(r *http.Request, charges []Charge, d *Decision) {
+	i := slices.IndexFunc(charges, func(c Charge) bool { return c.Zone == d.Zone })
+	c := &charges[i]
+	b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
+	fields := []zap.Field{
+		zap.String("zone", d.Zone), zap.String("client_ip", clientAddress(r)), zap.Stringer("id", c.ID),
+		zap.Int64("strikes", d.Strikes), zap.Duration("duration", d.RetryAfter), zap.Time("until", wall(b.until)),
+	}
+	if h.LogKey {
+		b.plain = h.plainKey(c.Zone, r)
+		fields = append(fields, zap.String("key", b.plain))
+	}
+	h.logger.Info("blocked", fields...)
+	if d.Source == SourceRedis {
+		h.remote.list(b, d.Now, h.app.longestBlock())
+	}
+}
+
+// plainKey returns the key of a request in the clear.
+func (h *Handler) plainKey(zone string, r *http.Request) string {
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	for _, z := range h.zones {
+		if z.charge.Zone == zone {
+			return z.key.plain(r, repl)
+		}
+	}
+	return ""
+}
+
+func clientAddress(r *http.Request) string {
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return address
 }

@@ -18,6 +18,7 @@
 //	breaker.go    whether Redis is worth a try
 //	shed.go       slots for requests in flight
 //	headers.go    the answers
+//	admin.go      what operators see and change
 package ratelimit
 
 import (
@@ -94,6 +95,7 @@ type Handler struct {
 	zones   []*Zone // in the order of their names
 	penalty *Penalty
 	pool    *slotPool
+	remote  *redisStore // nil without Redis
 	limiter *Limiter
 	answers answerer
 	// release gives back what Provision acquired. What it is about stays usable: requests are served after Cleanup.
@@ -126,6 +128,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
+	h.warn(ctx)
 	return nil
 }
 
@@ -194,10 +197,7 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 		local: h.app.stores.local, shares: h.app.stores.shares,
 		nodes: int64(nodes), maxKeys: h.app.MaxKeys, now: processMicros,
 	}
-	server := h.Redis
-	if server == nil {
-		server = h.app.Redis
-	}
+	server := h.redisConfig()
 	if server == nil || server.Off {
 		return nil
 	}
@@ -210,12 +210,17 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 		return err
 	}
 	h.release = append(h.release, func() { releaseRedis(client) })
-	h.app.clients = append(h.app.clients, client)
-	h.limiter.remote = &redisStore{client: client, prefix: h.app.Prefix}
-	if h.Nodes == 0 && h.app.Nodes == 0 {
-		h.logger.Warn("nodes is not set: while Redis is down, every node admits the whole limit; say how many nodes there are")
-	}
+	h.remote = h.app.remote(client)
+	h.limiter.remote = h.remote
 	return nil
+}
+
+// redisConfig returns what says where the buckets of the handler live, nil if nothing does.
+func (h *Handler) redisConfig() *Redis {
+	if h.Redis != nil {
+		return h.Redis
+	}
+	return h.app.Redis
 }
 
 // Cleanup implements caddy.CleanerUpper. It gives back exactly what Provision acquired, which may be half of it.

@@ -1,8 +1,10 @@
 package ratelimit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -55,27 +57,52 @@ type strikeRecord struct {
 	last    int64 // time of the last strike, in microseconds
 }
 
-func (p *Penalty) provision(ctx caddy.Context) (err error) {
-	setDefault(&p.Base, time.Minute)
-	setDefault(&p.Max, time.Hour)
-	setDefault(&p.Window, time.Hour)
-	after := int64(3)
-	if p.After != nil {
-		after = *p.After
+// penaltyNumbers are the numbers of a Penalty with their defaults.
+type penaltyNumbers struct {
+	after                    int64
+	base, max, window, every caddy.Duration
+}
+
+func (p *Penalty) numbers() penaltyNumbers {
+	return penaltyNumbers{
+		after:  orDefault(p.After, 3),
+		base:   cmp.Or(p.Base, caddy.Duration(time.Minute)),
+		max:    cmp.Or(p.Max, caddy.Duration(time.Hour)),
+		window: cmp.Or(p.Window, caddy.Duration(time.Hour)),
+		every:  p.Every,
 	}
+}
+
+// differs returns the names of the fields in which two definitions of one group disagree, defaults applied.
+func (p *Penalty) differs(other *Penalty) []string {
+	var fields fieldNames
+	a, b := p.numbers(), other.numbers()
+	fields.unless(a.after == b.after, "after")
+	fields.unless(a.base == b.base, "base")
+	fields.unless(a.max == b.max, "max")
+	fields.unless(a.window == b.window, "window")
+	fields.unless(a.every == b.every, "every")
+	fields.unless(p.DryRun == other.DryRun, "dry_run")
+	return fields
+}
+
+var groupForm = regexp.MustCompile(`^[A-Za-z0-9_.-]*$`)
+
+func (p *Penalty) provision(ctx caddy.Context) (err error) {
+	n := p.numbers()
 	switch {
-	case after < 0 || after >= maxStrikes:
-		return fmt.Errorf("penalty: after must be from 0 to %d, got %d", maxStrikes-1, after)
-	case p.Base < 0 || p.Max < p.Base || p.Window < 0 || p.Every < 0:
+	case !groupForm.MatchString(p.Group):
+		return fmt.Errorf("penalty: group must be letters, digits and -_. only, got %q", p.Group)
+	case n.after < 0 || n.after >= maxStrikes:
+		return fmt.Errorf("penalty: after must be from 0 to %d, got %d", maxStrikes-1, n.after)
+	case micros(n.base) < 1 || n.max < n.base || n.window < 0 || n.every < 0:
 		return errors.New("penalty: base, max, window and every must be durations above 0, and max at least base")
-	case micros(p.Max) > maxFill.Microseconds() || micros(p.Window) > maxFill.Microseconds():
+	case micros(n.max) > maxFill.Microseconds() || micros(n.window) > maxFill.Microseconds():
 		return errors.New("penalty: max and window must be below ten years")
-	case micros(p.Base) < 1:
-		return errors.New("penalty: base must be at least a microsecond")
 	}
 	p.rules = penaltyRules{
-		group: p.Group, after: after,
-		base: micros(p.Base), max: micros(p.Max), window: micros(p.Window), every: micros(p.Every),
+		group: p.Group, after: n.after,
+		base: micros(n.base), max: micros(n.max), window: micros(n.window), every: micros(n.every),
 	}
 	if p.DryRun { // counted apart, so that nobody is blocked for it when the dry run ends
 		p.rules.group, p.rules.after = p.Group+"~dry_run", maxStrikes
@@ -84,12 +111,6 @@ func (p *Penalty) provision(ctx caddy.Context) (err error) {
 		return fmt.Errorf("penalty: loading matchers of except: %w", err)
 	}
 	return nil
-}
-
-func setDefault(d *caddy.Duration, value time.Duration) {
-	if *d == 0 {
-		*d = caddy.Duration(value)
-	}
 }
 
 // forgotten returns the time from which on the strikes do not count any more.

@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	_ "embed"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -66,6 +65,19 @@ func (r *Redis) settings() (redisSettings, error) {
 		return s, fmt.Errorf("redis: %w; write redis off to keep buckets in this process", err)
 	}
 	return s, s.dial(address)
+}
+
+// literalPassword says whether the configuration itself holds a password.
+func (r *Redis) literalPassword() bool {
+	if len(r.Address) != 1 {
+		return false
+	}
+	u, err := url.Parse(r.Address[0])
+	if err != nil || u.User == nil {
+		return false
+	}
+	password, set := u.User.Password()
+	return set && !strings.Contains(password, "{")
 }
 
 // expand replaces the placeholders of a configuration value.
@@ -152,7 +164,7 @@ func patient(charges []Charge) bool {
 
 // key is where the state of an identity lives. The braces make it one slot of a Redis Cluster.
 func (s *redisStore) key(id ID) string {
-	return s.prefix + ":{" + base64.RawURLEncoding.EncodeToString(id[:]) + "}"
+	return s.prefix + ":{" + id.String() + "}"
 }
 
 // arguments lays the charges out as bucket.lua reads them.

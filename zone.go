@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -67,6 +68,44 @@ type Zone struct {
 	charge    Charge       // what is the same for every request
 }
 
+// burst returns how many tokens a bucket of the zone holds.
+func (z *Zone) burst() int64 { return cmp.Or(z.Burst, z.Rate.burst()) }
+
+// differs returns the names of the fields in which two definitions of one zone disagree, defaults applied. Fields that say
+// which requests are meant, and what happens to them, may differ: the bucket is the same.
+func (z *Zone) differs(other *Zone) []string {
+	var fields fieldNames
+	fields.unless(z.Rate.num == other.Rate.num && z.Rate.den == other.Rate.den, "rate")
+	fields.unless(z.burst() == other.burst(), "burst")
+	fields.unless(z.fullKey() == other.fullKey(), "key")
+	fields.unless(orDefault(z.IPv4Prefix, 32) == orDefault(other.IPv4Prefix, 32), "ipv4_prefix")
+	fields.unless(orDefault(z.IPv6Prefix, 64) == orDefault(other.IPv6Prefix, 64), "ipv6_prefix")
+	fields.unless(z.Store == other.Store, "store")
+	fields.unless(cmp.Or(z.OnStoreError, "local") == cmp.Or(other.OnStoreError, "local"), "on_store_error")
+	return fields
+}
+
+// fieldNames are names of fields that differ.
+type fieldNames []string
+
+func (f *fieldNames) unless(same bool, name string) {
+	if !same {
+		*f = append(*f, name)
+	}
+}
+
+// fullKey returns the key with its default, and without the one shorthand that is also known outside of Caddyfiles.
+func (z *Zone) fullKey() string {
+	return strings.ReplaceAll(cmp.Or(z.Key, "{client_ip}"), "{client_ip}", clientIPKey)
+}
+
+func orDefault[T any](value *T, or T) T {
+	if value == nil {
+		return or
+	}
+	return *value
+}
+
 // Cost is what some requests of a zone take.
 type Cost struct {
 	// Tokens for each request, 0 or more. With 0 the zone does not count the request.
@@ -105,10 +144,7 @@ func (z *Zone) provision(ctx caddy.Context, name string) error {
 }
 
 func (z *Zone) provisionLimit(name string) error {
-	burst := z.Burst
-	if burst == 0 {
-		burst = z.Rate.burst()
-	}
+	burst := z.burst()
 	if burst < 1 || burst > maxExact/Token {
 		return fmt.Errorf("burst: must be from 1 to %d, got %d", int64(maxExact/Token), burst)
 	}
@@ -127,21 +163,11 @@ func (z *Zone) provisionLimit(name string) error {
 }
 
 func (z *Zone) provisionKey() (err error) {
-	v4, v6 := 32, 64
-	if z.IPv4Prefix != nil {
-		v4 = *z.IPv4Prefix
-	}
-	if z.IPv6Prefix != nil {
-		v6 = *z.IPv6Prefix
-	}
+	v4, v6 := orDefault(z.IPv4Prefix, 32), orDefault(z.IPv6Prefix, 64)
 	if v4 < 0 || v4 > 32 || v6 < 0 || v6 > 128 {
 		return fmt.Errorf("ipv4_prefix must be from 0 to 32 and ipv6_prefix from 0 to 128, got %d and %d", v4, v6)
 	}
-	text := z.Key
-	if text == "" {
-		text = clientIPKey
-	}
-	if z.key, err = parseKey(text, v4, v6); err != nil {
+	if z.key, err = parseKey(z.fullKey(), v4, v6); err != nil {
 		return err
 	}
 	z.address, err = parseKey(clientIPKey, v4, v6)
