@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -35,6 +36,34 @@ type Penalty struct {
 	ExceptRaw caddyhttp.RawMatcherSets `json:"except,omitempty" caddy:"namespace=http.matchers"`
 	// Whether strikes are only counted, and nobody is blocked.
 	DryRun bool `json:"dry_run,omitempty"`
+}
+
+// penaltyNumbers are the numbers of a Penalty with their defaults.
+type penaltyNumbers struct {
+	after                    int64
+	base, max, window, every caddy.Duration
+}
+
+func (p *Penalty) numbers() penaltyNumbers {
+	return penaltyNumbers{
+		after:  orDefault(p.After, 3),
+		base:   cmp.Or(p.Base, caddy.Duration(time.Minute)),
+		max:    cmp.Or(p.Max, caddy.Duration(time.Hour)),
+		window: cmp.Or(p.Window, caddy.Duration(time.Hour)),
+		every:  p.Every,
+	}
+}
+
+// differs returns the names of the fields in which two definitions of one group disagree, defaults applied.
+func (p *Penalty) differs(other *Penalty) []string {
+	var fields fieldNames
+	a, b := p.numbers(), other.numbers()
+	fields.unless(a.after == b.after, "after")
+	fields.unless(a.base == b.base, "base")
+	fields.unless(a.max == b.max, "max")
+	fields.unless(a.window == b.window, "window")
+	fields.unless(a.every == b.every, "every")
+	return fields
 }
 
 // penaltyRules are the numbers of a Penalty as the stores calculate with them; times in microseconds.

@@ -1,6 +1,9 @@
 package ratelimit
 
 import (
+	"cmp"
+	"strings"
+
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
@@ -51,6 +54,44 @@ type Zone struct {
 
 	// Whether the zone is evaluated and counted but never refuses and never strikes.
 	DryRun bool `json:"dry_run,omitempty"`
+}
+
+// burst returns how many tokens a bucket of the zone holds.
+func (z *Zone) burst() int64 { return cmp.Or(z.Burst, z.Rate.burst()) }
+
+// differs returns the names of the fields in which two definitions of one zone disagree, defaults applied. Fields that say
+// which requests are meant, and what happens to them, may differ: the bucket is the same.
+func (z *Zone) differs(other *Zone) []string {
+	var fields fieldNames
+	fields.unless(z.Rate.num == other.Rate.num && z.Rate.den == other.Rate.den, "rate")
+	fields.unless(z.burst() == other.burst(), "burst")
+	fields.unless(z.fullKey() == other.fullKey(), "key")
+	fields.unless(orDefault(z.IPv4Prefix, 32) == orDefault(other.IPv4Prefix, 32), "ipv4_prefix")
+	fields.unless(orDefault(z.IPv6Prefix, 64) == orDefault(other.IPv6Prefix, 64), "ipv6_prefix")
+	fields.unless(z.Store == other.Store, "store")
+	fields.unless(cmp.Or(z.OnStoreError, "local") == cmp.Or(other.OnStoreError, "local"), "on_store_error")
+	return fields
+}
+
+// fieldNames are names of fields that differ.
+type fieldNames []string
+
+func (f *fieldNames) unless(same bool, name string) {
+	if !same {
+		*f = append(*f, name)
+	}
+}
+
+// fullKey returns the key with its default, and without the one shorthand that is also known outside of Caddyfiles.
+func (z *Zone) fullKey() string {
+	return strings.ReplaceAll(cmp.Or(z.Key, "{client_ip}"), "{client_ip}", "{http.vars.client_ip}")
+}
+
+func orDefault[T any](value *T, or T) T {
+	if value == nil {
+		return or
+	}
+	return *value
 }
 
 // Cost is what some requests of a zone take.
