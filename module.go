@@ -4,7 +4,7 @@
 //
 //	module.go     the handler's configuration and life
 //	app.go        what the handlers of one configuration share
-//	caddyfile.go  the directive and the global option
+//	caddyfile.go  the directive and the global option; caddyfile_*.go are what they are read with
 //	handler.go    a request's way
 //	zone.go       one limit: which requests, which key, which cost
 //	key.go        a key expression: template, grouping of addresses, hash

@@ -1,6 +1,10 @@
 package ratelimit
 
-import "github.com/caddyserver/caddy/v2"
+import (
+	"cmp"
+
+	"github.com/caddyserver/caddy/v2"
+)
 
 // Shed bounds the requests in flight. One more is answered 503 at once, before any key is read.
 type Shed struct {
@@ -13,4 +17,12 @@ type Shed struct {
 
 	// What a refused client is told to wait. Default 5s.
 	RetryAfter caddy.Duration `json:"retry_after,omitempty"`
+}
+
+// differs returns the names of the fields in which two definitions of one pool disagree, defaults applied.
+func (s *Shed) differs(other *Shed) []string {
+	if cmp.Or(s.MaxInFlight, 100) != cmp.Or(other.MaxInFlight, 100) {
+		return []string{"max_in_flight"}
+	}
+	return nil
 }
