@@ -81,7 +81,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		}
 	}
 	for _, name := range sortedNames(a.Zones) {
-		if a.Zones[name] == nil || a.Zones[name].isReference() {
+		if a.Zones[name].isReference() {
 			return fmt.Errorf("zone %q: a shared zone needs a rate", name)
 		}
 		if err := a.Zones[name].provision(ctx, name); err != nil {

@@ -60,7 +60,8 @@ func TestPenaltyDiffers(t *testing.T) {
 		want []string
 	}{
 		{"defaults written out", Penalty{}, Penalty{After: new(int64(3)), Base: minutes(1), Max: minutes(60), Window: minutes(60)}, nil},
-		{"what is not a number", Penalty{}, Penalty{ExceptRaw: caddyhttp.RawMatcherSets{{}}, DryRun: true}, nil},
+		{"who is excepted", Penalty{}, Penalty{ExceptRaw: caddyhttp.RawMatcherSets{{}}}, nil},
+		{"a dry run counts apart", Penalty{}, Penalty{DryRun: true}, []string{"dry_run"}},
 		{"after 0", Penalty{}, Penalty{After: new(int64(0))}, []string{"after"}},
 		{"all", Penalty{}, Penalty{
 			After: new(int64(4)), Base: minutes(2), Max: minutes(2), Window: minutes(2), Every: minutes(2),

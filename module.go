@@ -135,7 +135,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 func (h *Handler) provisionZones(ctx caddy.Context) error {
 	for _, name := range sortedNames(h.Zones) {
 		z := h.Zones[name]
-		if z == nil || z.isReference() {
+		if z.isReference() {
 			shared, ok := h.app.Zones[name]
 			if !ok {
 				return fmt.Errorf("zone %q: it has no rate, and there is no shared zone of that name (shared zones: %v)", name, sortedNames(h.app.Zones))

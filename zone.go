@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -121,7 +122,7 @@ type Cost struct {
 const maxFill = 10 * 366 * 24 * time.Hour
 
 // isReference says whether the zone stands for the shared one of its name.
-func (z *Zone) isReference() bool { return z.Rate.IsZero() }
+func (z *Zone) isReference() bool { return z == nil || reflect.DeepEqual(*z, Zone{}) }
 
 // punishes says whether refusals by the zone can be strikes. One whose key holds nothing of the client never punishes: it
 // would block everybody.
@@ -144,6 +145,9 @@ func (z *Zone) provision(ctx caddy.Context, name string) error {
 }
 
 func (z *Zone) provisionLimit(name string) error {
+	if z.Rate.IsZero() {
+		return errors.New("rate: a zone needs one, like 100/m; without any field it stands for the shared zone of its name")
+	}
 	burst := z.burst()
 	if burst < 1 || burst > maxExact/Token {
 		return fmt.Errorf("burst: must be from 1 to %d, got %d", int64(maxExact/Token), burst)
