@@ -1,7 +1,7 @@
 package ratelimit
 
 import (
-	"encoding/json"
+	"reflect"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -49,14 +49,21 @@ func (h *Handler) warnAboutRedis() {
 // warnAboutProxies: without strict, Caddy takes the left-most forwarded address, which the client has written.
 func (h *Handler) warnAboutProxies(ctx caddy.Context) {
 	server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if ok && server.TrustedProxiesRaw != nil && server.TrustedProxiesStrict == 0 {
+	if ok && trustsProxies(server) && server.TrustedProxiesStrict == 0 {
 		h.app.warnOnce("trusted_proxies without trusted_proxies_strict: the left-most forwarded address counts, so a client can pick a fresh bucket for each request, or somebody else's; add trusted_proxies_strict")
 	}
 }
 
+// trustsProxies says whether a server has trusted_proxies. Caddy empties the raw field once the module is loaded, and what it
+// loaded is not exported; in a version that names it differently, the warning is missing.
+func trustsProxies(server *caddyhttp.Server) bool {
+	loaded := reflect.ValueOf(server).Elem().FieldByName("trustedProxies")
+	return server.TrustedProxiesRaw != nil || loaded.Kind() == reflect.Interface && !loaded.IsNil()
+}
+
 // warnAboutExempt: PHP and others run /x.php for /x.php/a.css.
 func (h *Handler) warnAboutExempt() {
-	for _, path := range pathsOf(h.ExemptRaw) {
+	for _, path := range pathsOf(h.exempt) {
 		if strings.HasPrefix(path, "*") {
 			h.app.warnOnce("exempt matches a suffix, which reaches scripts too (/login.php/x.css); write the folder instead, like /assets/*", zap.String("path", path))
 		}
@@ -80,12 +87,12 @@ func (h *Handler) warnAboutKeys() {
 // warnAboutSensitive: an exact path does not match with a slash behind it, which backends often take for the same; and a zone in
 // this process is never without its store.
 func (h *Handler) warnAboutSensitive(z *Zone) {
-	if len(z.SensitiveRaw) == 0 {
+	if len(z.sensitive) == 0 {
 		return
 	}
-	paths := pathsOf(z.SensitiveRaw)
+	paths := pathsOf(z.sensitive)
 	if len(paths) == 0 {
-		paths = pathsOf(z.MatchRaw)
+		paths = pathsOf(z.match)
 	}
 	for _, path := range paths {
 		if !strings.Contains(path, "*") && !covered(path, paths) {
@@ -108,11 +115,14 @@ func covered(path string, paths []string) bool {
 }
 
 // pathsOf returns the patterns of the path matchers in the sets.
-func pathsOf(sets caddyhttp.RawMatcherSets) (paths []string) {
+func pathsOf(sets caddyhttp.MatcherSets) (paths []string) {
 	for _, set := range sets {
-		var patterns []string
-		if json.Unmarshal(set["path"], &patterns) == nil {
-			paths = append(paths, patterns...)
+		for _, matcher := range set {
+			if patterns, ok := matcher.(caddyhttp.MatchPath); ok {
+				paths = append(paths, patterns...)
+			} else if patterns, ok := matcher.(*caddyhttp.MatchPath); ok {
+				paths = append(paths, *patterns...)
+			}
 		}
 	}
 	return paths
