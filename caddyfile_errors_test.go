@@ -480,3 +480,21 @@ func TestOtherWordsAreNoOptions(t *testing.T) {
 		}
 	}
 }
+
+// Every wrong Caddyfile is also refused by caddy validate, with the same words.
+func TestCaddyfileErrorsInValidate(t *testing.T) {
+	var configs []wrong
+	for _, in := range []struct {
+		around string
+		rows   []wrong
+	}{{inZone, wrongInZone}, {inBlock, wrongInBlock}, {inGlobal, wrongInGlobal}, {"%s", wrongFiles}} {
+		for _, row := range in.rows {
+			configs = append(configs, wrong{fmt.Sprintf(in.around, row.text), row.want})
+		}
+	}
+	concurrently(len(configs), func(i int) {
+		if got, _ := validated(t, "Caddyfile", configs[i].text); !strings.HasSuffix(got, configs[i].want) {
+			t.Errorf("validating:\n%s\ngot:  %s\nwant: %s", configs[i].text, got, configs[i].want)
+		}
+	})
+}
