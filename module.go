@@ -12,7 +12,7 @@
 //	take.go       the decision about all charges of a request; bucket.lua does the same in Redis
 //	bucket.go     the arithmetic of a token bucket
 //	penalty.go    strikes and blocks
-//	memory.go     the store in this process
+//	memory.go     the store in this process; memory_request.go and memory_table.go are parts of it
 //	redis.go      the store in Redis
 //	fallback.go   which store decides, and what holds while Redis does not answer
 //	breaker.go    whether Redis is worth a try
