@@ -64,8 +64,8 @@ type step struct {
 	why     string
 }
 
-// follow sends the requests of a timeline to a store of its own.
-func follow(t *testing.T, steps []step) {
+// runTimeline sends the requests of a timeline to a store of its own.
+func runTimeline(t *testing.T, steps []step) {
 	t.Helper()
 	m := newMemoryStore()
 	for i, s := range steps {
@@ -78,7 +78,7 @@ func follow(t *testing.T, steps []step) {
 func TestMemoryBurstAndRefill(t *testing.T) {
 	api := zone("api", limit(t, "1/s", 3))
 	one, two, three := api.together(), api.costing(2).together(), api.costing(3).together()
-	follow(t, []step{
+	runTimeline(t, []step{
 		{0, one, "allowed, 2 left", "a new client has the whole burst"},
 		{0, two, "allowed, 0 left", "a search costs two"},
 		{0, one, "limited, wait 1s", "nothing is left"},
@@ -154,14 +154,14 @@ func TestMemoryChangeOfLimit(t *testing.T) {
 			{time.Second, both.together(), "allowed, 49 left", ""},
 		},
 	} {
-		t.Run(name, func(t *testing.T) { follow(t, steps) })
+		t.Run(name, func(t *testing.T) { runTimeline(t, steps) })
 	}
 }
 
 func TestMemoryAllOrNothing(t *testing.T) {
 	coarse, fine := zone("coarse", limit(t, "1/s", 10)), zone("fine", limit(t, "1/m", 2)).by(7)
 	both := coarse.together(fine)
-	follow(t, []step{
+	runTimeline(t, []step{
 		{0, both, "allowed, 1 left", "the tighter zone is shown"},
 		{0, both, "allowed, 0 left", ""},
 		{0, both, "limited, wait 1m0s", "the fine zone refuses"},
@@ -218,7 +218,7 @@ func TestMemoryPenaltyTimeline(t *testing.T) {
 func TestMemoryStrikesAreForgotten(t *testing.T) {
 	slow := zone("export", limit(t, "1/h", 100)).striking("default")
 	one, half, all := slow.together(), slow.costing(50).together(), slow.costing(100).together()
-	follow(t, []step{
+	runTimeline(t, []step{
 		{0, half, "allowed, 50 left", ""},
 		{0, all, "limited, wait 50h0m0s, strike 1", ""},
 		{90 * time.Second, all, "limited, wait 49h58m30s, strike 2", ""},
@@ -228,7 +228,7 @@ func TestMemoryStrikesAreForgotten(t *testing.T) {
 		{54 * time.Minute, one, "allowed, 47 left", ""},
 		{63 * time.Minute, all, "limited, wait 51h57m0s, strike 1", "an hour after the last strike, whatever was allowed since"},
 	})
-	follow(t, []step{
+	runTimeline(t, []step{
 		{0, half, "allowed, 50 left", ""},
 		{0, all, "limited, wait 50h0m0s, strike 1", ""},
 		{90 * time.Second, all, "limited, wait 49h58m30s, strike 2", ""},
@@ -241,7 +241,7 @@ func TestMemorySharedStrikes(t *testing.T) {
 	l := rare(t)
 	api, web := zone("api", l).striking("default"), zone("web", l).striking("default")
 	other := zone("other", l).striking("more")
-	follow(t, []step{
+	runTimeline(t, []step{
 		{0, api.together(web, other), "allowed, 0 left", ""},
 		{0, api.together(web), "limited, wait 277h46m40s, strike 1", "two zones, one group: one strike a request"},
 		{0, api.together(), "limited, wait 277h46m40s, strike 2", "the group counts over zones"},
@@ -261,7 +261,7 @@ func TestMemoryChangeOfPenalty(t *testing.T) {
 	before := zone("login", rare(t)).striking("default")
 	longer, shorter := before.striking("default"), before.striking("default")
 	longer.Penalty.window, shorter.Penalty.window = us(10*time.Hour), us(time.Minute)
-	follow(t, []step{
+	runTimeline(t, []step{
 		{0, before.together(), "allowed, 0 left", ""},
 		{0, before.together(), "limited, wait 277h46m40s, strike 1", ""},
 		{30 * time.Minute, longer.together(), "limited, wait 277h16m40s, strike 2", ""},
@@ -273,7 +273,7 @@ func TestMemoryChangeOfPenalty(t *testing.T) {
 func TestMemoryClockGoesBack(t *testing.T) {
 	api := zone("api", limit(t, "1/s", 3)).striking("default")
 	all, one := api.costing(3).together(), api.together()
-	follow(t, []step{
+	runTimeline(t, []step{
 		{time.Hour, all, "allowed, 0 left", ""},
 		{time.Hour, one, "limited, wait 1s, strike 1", ""},
 		{time.Minute, one, "limited, wait 1s, strike 2", "an hour back: the bucket counts from now on"},

@@ -156,6 +156,30 @@ func TestTokensSurviveAChangeOfTheLimit(t *testing.T) {
 	})
 }
 
+// A key lives until its bucket is full under the largest burst that asked, or raising a burst would be a way to refill.
+func TestKeyOutlivesASmallerBurst(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	store := scripted{client, "tollgate"}
+	small, large := limited("api", 1, "1/s", 2), limited("api", 1, "1/s", 1000)
+	large.Cost = 900 * Token
+	const now = 1_764_550_000_000_000
+	for range 2 {
+		store.take(t, now, []Charge{small})
+	}
+	for range 2 {
+		if out := store.take(t, now, []Charge{large}); out.verdict != verdictLimited {
+			t.Errorf("got %+v", out)
+		}
+	}
+	for key, ttl := range server.TTLs() {
+		if ttl < 999*time.Second || ttl > 1002*time.Second {
+			t.Errorf("%s lives for %s, and is full after 1000 s", key, ttl)
+		}
+	}
+}
+
 // The timeline of R6: 2, 4, 8, 16, 32, 60, 60 minutes, and nothing that happens during a block changes it.
 func TestPenaltyTimeline(t *testing.T) {
 	onEveryStore(t, func(s *clocked) {

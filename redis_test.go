@@ -190,7 +190,7 @@ func TestClientsLeaveNothing(t *testing.T) {
 	goleak.VerifyNone(t, ignore)
 }
 
-func TestSettings(t *testing.T) {
+func TestRedisSettings(t *testing.T) {
 	t.Setenv("TOLLGATE_TEST_ADDRESS", "redis://user:pass@example.com:6380/3")
 	t.Setenv("TOLLGATE_TEST_EMPTY", "")
 	for _, test := range []struct{ address, want, err string }{

@@ -14,17 +14,17 @@ import (
 	"github.com/caddy-tollgate/ratelimit/internal/redistest"
 )
 
-// model is the plainest store there is: maps and take.
-type model struct {
+// plain is the plainest store there is: maps and take. It forgets nothing, as a key in Redis does not while it lives.
+type plain struct {
 	buckets map[string]Bucket
 	records map[string]strikeRecord
 }
 
-func newModel() *model {
-	return &model{buckets: map[string]Bucket{}, records: map[string]strikeRecord{}}
+func newPlain() *plain {
+	return &plain{buckets: map[string]Bucket{}, records: map[string]strikeRecord{}}
 }
 
-func (m *model) take(now int64, charges []Charge) outcome {
+func (m *plain) take(now int64, charges []Charge) outcome {
 	states := make([]state, len(charges))
 	for i := range charges {
 		states[i].bucket = m.buckets[bucketName(&charges[i])]
@@ -112,7 +112,7 @@ func TestScriptIsTheModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cases++
 		script := scripted{client, fmt.Sprintf("case%d-%d", time.Now().UnixNano(), cases)}
-		model := newModel()
+		model := newPlain()
 		rules := []*penaltyRules{
 			{group: "", after: 3, base: 60e6, max: 3600e6, window: 3600e6},
 			{group: "strict", after: 0, base: 1e6, max: 7e6, window: 30e6, every: rapid.SampledFrom([]int64{0, 10e6}).Draw(t, "every")},
