@@ -7,7 +7,9 @@
 //	caddyfile.go  the directive and the global option; caddyfile_*.go are what they are read with
 //	handler.go    a request's way
 //	zone.go       one limit: which requests, which key, which cost
-//	key.go        a key expression: template, grouping of addresses, hash
+//	key.go        a key expression: template, hash, what it says about the client
+//	key_value.go  the value of one placeholder; grouping of addresses
+//	placeholder.go  which placeholders a key may hold; placeholder_list.go lists them
 //	store.go      the contract between limits and the places where buckets live
 //	take.go       the decision about all charges of a request; bucket.lua does the same in Redis
 //	bucket.go     the arithmetic of a token bucket
