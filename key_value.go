@@ -65,13 +65,18 @@ func (p *keyPart) network(r *http.Request) (netip.Prefix, bool) {
 	if !ok {
 		return netip.Prefix{}, false
 	}
-	addr = embedded(addr)
-	bits := p.v6
-	if addr.Is4() {
-		bits = p.v4
-	}
-	network, err := addr.Prefix(bits) // without the interface (%eth0): a client is not another one on each
+	network, err := p.group(addr)
 	return network, err == nil
+}
+
+// group returns the network of an address that counts as one client, without the interface (%eth0): a client is not another
+// one on each.
+func (p *keyPart) group(addr netip.Addr) (netip.Prefix, error) {
+	addr = embedded(addr)
+	if addr.Is4() {
+		return addr.Prefix(p.v4)
+	}
+	return addr.Prefix(p.v6)
 }
 
 // embedded returns the IPv4 address inside of an IPv6 address, if there is one: written as IPv6 by a socket that takes both

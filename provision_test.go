@@ -132,7 +132,7 @@ func TestWarnings(t *testing.T) {
 		{"a prefix", block("redis off", "", "zone login {\n match path /login*\n rate 1/s\n sensitive\n}"), nil},
 		{"suffix in exempt", block("redis off", "", "exempt @css\n"+zone) + "", nil}, // replaced below
 		{"only headers", block("redis off", "", "zone keys {\n key {header.X-Api-Key}\n rate 1/s\n}"), []string{
-			"the client writes the whole key, and no zone of this block counts by client address: invented keys have a fresh bucket each; add a zone with the key {client_ip}",
+			"a client can change the key as it likes, and no zone of this block counts by client address alone: invented keys have a fresh bucket each; add a zone with the key {client_ip}",
 		}},
 		{"headers beside addresses", block("redis off", "", "zone keys {\n key {header.X-Api-Key}\n rate 1/s\n}\n"+zone), nil},
 		{"proxies", block("redis off", "servers {\n trusted_proxies static 10.0.0.0/8\n}", zone), []string{

@@ -73,13 +73,13 @@ func (h *Handler) warnAboutExempt() {
 // warnAboutKeys: whoever invents such keys has a fresh bucket for each.
 func (h *Handler) warnAboutKeys() {
 	for _, z := range h.zones {
-		if z.key.holdsAddress() {
+		if z.key.holdsAddress() && !z.key.clientVaries() {
 			return
 		}
 	}
 	for _, z := range h.zones {
-		if z.key.clientWritten() {
-			h.app.warnOnce("the client writes the whole key, and no zone of this block counts by client address: invented keys have a fresh bucket each; add a zone with the key {client_ip}", zap.String("zone", z.charge.Zone))
+		if z.key.clientVaries() {
+			h.app.warnOnce("a client can change the key as it likes, and no zone of this block counts by client address alone: invented keys have a fresh bucket each; add a zone with the key {client_ip}", zap.String("zone", z.charge.Zone))
 		}
 	}
 }
