@@ -13,6 +13,8 @@ redis: ## Install redis-server if it is missing
 	@.ci/install-redis
 
 test: redis ## Run all tests with the race detector
+	@# Tests build Caddy too; with everything compiled before, they do not compile it a second time at the same time.
+	go build ./... && go build -race ./...
 	go test -race -shuffle=on -timeout 20m ./...
 
 lint: bin/golangci-lint-$(GOLANGCI_LINT_VERSION) ## Check the code, go.mod and go.sum
