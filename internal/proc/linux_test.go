@@ -22,7 +22,7 @@ func TestPortIsKept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer ln.Close()
+		t.Cleanup(func() { ln.Close() })
 		if port := ln.Addr().(*net.TCPAddr).Port; held[port] {
 			t.Fatalf("port %d is held and was given to a listener", port)
 		}
