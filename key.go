@@ -240,12 +240,6 @@ func (k *keyTemplate) holdsClient() bool {
 	})
 }
 
-// clientWritten says whether everything in the key that differs between clients is written by them alone: nobody is
-// limited who does not want to be.
-func (k *keyTemplate) clientWritten() bool {
-	return k.clientVaries() && !k.holds(fromClient) && !k.holds(fromAddress)
-}
-
 // clientVaries says whether a client can have a new bucket for every request, by what it writes into a header, cookie or
 // query. `{client_ip}-{http.request.header.User-Agent}` holds the address, and still limits nobody who changes the
 // header.

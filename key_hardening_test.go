@@ -243,9 +243,11 @@ func TestServerTakesHeadersOut(t *testing.T) {
 	}
 	defer connection.Close()
 	fmt.Fprint(connection, "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\nX-Other: x\r\n\r\n0\r\nX: y\r\n\r\n")
-	if _, err := http.ReadResponse(bufio.NewReader(connection), nil); err != nil {
+	answer, err := http.ReadResponse(bufio.NewReader(connection), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer answer.Body.Close()
 	got := <-headers
 	for name, p := range placeholders {
 		field, ok := strings.CutPrefix(name, prefixHeader)

@@ -263,40 +263,40 @@ func TestKeySecret(t *testing.T) {
 func TestKeyTraits(t *testing.T) {
 	const yes, no = true, false
 	for _, tc := range []struct {
-		key                              string
-		address, client, written, varies bool
-		reason                           string
+		key                     string
+		address, client, varies bool
+		reason                  string
 	}{
-		{"{client_ip}", yes, yes, no, no, "the address of the client"},
-		{"{http.vars.client_ip}", yes, yes, no, no, "its long form"},
-		{"{remote_host}", yes, yes, no, no, "the address of the other end"},
-		{"{http.request.remote.host/24,64}", yes, yes, no, no, "grouped by Caddy's own form"},
-		{"{http.request.remote.host/0}", yes, no, no, no, "no bit of the address counts"},
-		{"all", no, no, no, no, "a constant"},
-		{"{host}", no, no, no, no, "a site is not a client"},
-		{"{labels.1}", no, no, no, no, "part of a site neither"},
-		{"{scheme}{method}{path}", no, no, no, no, "what is asked for"},
-		{"{path.0}{orig_path}{file}", no, no, no, no, "parts of it"},
-		{"{http.request.local.port}", no, no, no, no, "a port of the server"},
-		{"{system.os}", no, no, no, no, "of this machine"},
-		{"{uri}", no, no, yes, yes, "anybody can ask for any URI"},
-		{"{query}", no, no, yes, yes, "or query"},
-		{"{client_ip}{uri}", yes, yes, no, yes, "an address, but any query makes a new bucket"},
-		{"{header.X-Api-Key}", no, yes, yes, yes, "a header is the client's word"},
-		{"{cookie.session}", no, yes, yes, yes, "so is a cookie"},
-		{"{query.key}", no, yes, yes, yes, "so is a parameter"},
-		{"{host}{header.X-Api-Key}", no, yes, yes, yes, "a site adds nothing to it"},
-		{"{client_ip}{header.User-Agent}", yes, yes, no, yes, "an address, but any header makes a new bucket"},
-		{"{header.X-Api-Key}{http.auth.user.id}", no, yes, no, yes, "a login is more than a word"},
-		{"{http.auth.user.id}", no, yes, no, no, "a login"},
-		{"{vars.tenant}", no, yes, no, no, "whatever a handler said"},
-		{"{tier}", no, yes, no, no, "from map"},
-		{"{http.vars.trusted_proxy}", no, no, no, no, "yes or no"},
-		{"{re.tenant.1}", no, yes, no, no, "whatever a matcher caught"},
-		{"{rp.header.Remote-User}", no, yes, no, no, "what forward_auth found out"},
-		{"{tls_client_fingerprint}", no, yes, no, no, "a certificate"},
-		{"{tls_version}", no, no, no, no, "a few values for all"},
-		{"{http.request.tls.server_name}", no, no, no, no, "a site"},
+		{"{client_ip}", yes, yes, no, "the address of the client"},
+		{"{http.vars.client_ip}", yes, yes, no, "its long form"},
+		{"{remote_host}", yes, yes, no, "the address of the other end"},
+		{"{http.request.remote.host/24,64}", yes, yes, no, "grouped by Caddy's own form"},
+		{"{http.request.remote.host/0}", yes, no, no, "no bit of the address counts"},
+		{"all", no, no, no, "a constant"},
+		{"{host}", no, no, no, "a site is not a client"},
+		{"{labels.1}", no, no, no, "part of a site neither"},
+		{"{scheme}{method}{path}", no, no, no, "what is asked for"},
+		{"{path.0}{orig_path}{file}", no, no, no, "parts of it"},
+		{"{http.request.local.port}", no, no, no, "a port of the server"},
+		{"{system.os}", no, no, no, "of this machine"},
+		{"{uri}", no, no, yes, "anybody can ask for any URI"},
+		{"{query}", no, no, yes, "or query"},
+		{"{client_ip}{uri}", yes, yes, yes, "an address, but any query makes a new bucket"},
+		{"{header.X-Api-Key}", no, yes, yes, "a header is the client's word"},
+		{"{cookie.session}", no, yes, yes, "so is a cookie"},
+		{"{query.key}", no, yes, yes, "so is a parameter"},
+		{"{host}{header.X-Api-Key}", no, yes, yes, "a site adds nothing to it"},
+		{"{client_ip}{header.User-Agent}", yes, yes, yes, "an address, but any header makes a new bucket"},
+		{"{header.X-Api-Key}{http.auth.user.id}", no, yes, yes, "a login is more than a word"},
+		{"{http.auth.user.id}", no, yes, no, "a login"},
+		{"{vars.tenant}", no, yes, no, "whatever a handler said"},
+		{"{tier}", no, yes, no, "from map"},
+		{"{http.vars.trusted_proxy}", no, no, no, "yes or no"},
+		{"{re.tenant.1}", no, yes, no, "whatever a matcher caught"},
+		{"{rp.header.Remote-User}", no, yes, no, "what forward_auth found out"},
+		{"{tls_client_fingerprint}", no, yes, no, "a certificate"},
+		{"{tls_version}", no, no, no, "a few values for all"},
+		{"{http.request.tls.server_name}", no, no, no, "a site"},
 	} {
 		t.Run(tc.key, func(t *testing.T) {
 			k := parsed(t, tc.key, 32, 64)
@@ -306,7 +306,6 @@ func TestKeyTraits(t *testing.T) {
 			}{
 				{"holdsAddress", k.holdsAddress(), tc.address},
 				{"holdsClient", k.holdsClient(), tc.client},
-				{"clientWritten", k.clientWritten(), tc.written},
 				{"clientVaries", k.clientVaries(), tc.varies},
 			} {
 				if check.got != check.want {

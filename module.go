@@ -245,7 +245,8 @@ func loadMatchers(ctx caddy.Context, owner any, field string, raw caddyhttp.RawM
 		return nil, err
 	}
 	var sets caddyhttp.MatcherSets
-	return sets, sets.FromInterface(loaded)
+	err = sets.FromInterface(loaded)
+	return sets, err
 }
 
 func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

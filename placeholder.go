@@ -15,8 +15,6 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
@@ -72,17 +70,6 @@ func resolve(written string) (string, origin, error) {
 		return "", 0, fmt.Errorf("there is no placeholder {%s}: %w", written, err)
 	}
 	return name, p.origin, nil
-}
-
-// longName expands Caddy's shorthands: in a Caddyfile that happens before we see the key, in JSON it does not, and who
-// copies a key there should get the same limit. {file.*} has a meaning of its own in JSON.
-func longName(written string) string {
-	if strings.HasPrefix(written, "file.") {
-		return written
-	}
-	segment := caddyfile.Segment{{Text: "{" + written + "}"}}
-	httpcaddyfile.NewShorthandReplacer().ApplyToSegment(&segment)
-	return segment[0].Text[1 : len(segment[0].Text)-1]
 }
 
 // canonicalName removes the differences in letter case that make no difference to Caddy.

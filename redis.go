@@ -64,7 +64,8 @@ func (r *Redis) settings() (redisSettings, error) {
 	if err != nil {
 		return s, fmt.Errorf("redis: %w; write redis off to keep buckets in this process", err)
 	}
-	return s, s.dial(address)
+	err = s.dial(address)
+	return s, err
 }
 
 // literalPassword says whether the configuration itself holds a password.
