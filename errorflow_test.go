@@ -78,7 +78,7 @@ func (t *testRefuser) ServeHTTP(w http.ResponseWriter, r *http.Request, next cad
 }
 
 func testDecision(reason Reason) Decision {
-	d := Decision{Reason: reason, Zone: "api", Limit: 20, Remaining: 3, RetryAfter: 7 * time.Second, ResetAfter: time.Minute, Now: testNow}
+	d := Decision{Reason: reason, Zone: "api", Limit: 20, Remaining: 3, RetryAfter: 7 * time.Second, ResetAfter: time.Minute, Now: answerNow}
 	switch reason {
 	case ReasonNone:
 		d.Allowed, d.RetryAfter = true, 0

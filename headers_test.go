@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// testNow is in microseconds since 1970, on a whole second.
-const testNow = 1_800_000_000_000_000
+// answerNow is in microseconds since 1970, on a whole second.
+const answerNow = 1_800_000_000_000_000
 
 // answering returns an answerer that writes all answers itself, changed by change.
 func answering(change ...func(*answerer)) *answerer {
@@ -48,7 +48,7 @@ func numbers(t *testing.T, h http.Header) []string {
 func TestNumbers(t *testing.T) {
 	const second = 1_800_000_000
 	full := func(after time.Duration) Decision {
-		return Decision{Allowed: true, Zone: "api", Limit: 20, Remaining: 19, ResetAfter: after, Now: testNow}
+		return Decision{Allowed: true, Zone: "api", Limit: 20, Remaining: 19, ResetAfter: after, Now: answerNow}
 	}
 	for _, row := range []struct {
 		why  string
@@ -57,12 +57,12 @@ func TestNumbers(t *testing.T) {
 		want []string
 	}{
 		{"allowed", answering(), full(3 * time.Second), []string{"20", "19", strconv.Itoa(second + 3)}},
-		{"the last token", answering(), Decision{Allowed: true, Zone: "api", Limit: 1, Now: testNow}, []string{"1", "0", "1800000000"}},
-		{"in debt, which is nobody's business", answering(), Decision{Zone: "api", Limit: 5, Remaining: -3, Now: testNow}, []string{"5", "0", "1800000000"}},
-		{"the largest numbers", answering(), Decision{Zone: "api", Limit: math.MaxInt64, Remaining: math.MaxInt64 - 1, Now: testNow},
+		{"the last token", answering(), Decision{Allowed: true, Zone: "api", Limit: 1, Now: answerNow}, []string{"1", "0", "1800000000"}},
+		{"in debt, which is nobody's business", answering(), Decision{Zone: "api", Limit: 5, Remaining: -3, Now: answerNow}, []string{"5", "0", "1800000000"}},
+		{"the largest numbers", answering(), Decision{Zone: "api", Limit: math.MaxInt64, Remaining: math.MaxInt64 - 1, Now: answerNow},
 			[]string{"9223372036854775807", "9223372036854775806", "1800000000"}},
-		{"limited", answering(), Decision{Reason: ReasonLimited, Zone: "api", Limit: 20, Now: testNow}, []string{"20", "0", "1800000000"}},
-		{"blocked", answering(), Decision{Reason: ReasonBlocked, Zone: "api", Limit: 20, Now: testNow}, []string{"20", "0", "1800000000"}},
+		{"limited", answering(), Decision{Reason: ReasonLimited, Zone: "api", Limit: 20, Now: answerNow}, []string{"20", "0", "1800000000"}},
+		{"blocked", answering(), Decision{Reason: ReasonBlocked, Zone: "api", Limit: 20, Now: answerNow}, []string{"20", "0", "1800000000"}},
 
 		{"full now", answering(), full(0), []string{"20", "19", strconv.Itoa(second)}},
 		{"full a nanosecond after the second", answering(), full(1), []string{"20", "19", strconv.Itoa(second + 1)}},
@@ -96,7 +96,7 @@ func TestResetIsTheSameOnAllNodes(t *testing.T) {
 	for ms := range 1000 {
 		since := time.Duration(ms) * time.Millisecond
 		h := http.Header{}
-		a.show(h, &Decision{Zone: "api", Now: testNow + since.Microseconds(), ResetAfter: 2500*time.Millisecond - since})
+		a.show(h, &Decision{Zone: "api", Now: answerNow + since.Microseconds(), ResetAfter: 2500*time.Millisecond - since})
 		if got := h.Get("X-RateLimit-Reset"); got != "1800000003" {
 			t.Fatalf("asked %v later the bucket is full at %s, want 1800000003", since, got)
 		}
@@ -107,7 +107,7 @@ func TestNumbersAreSetAndTheRestStays(t *testing.T) {
 	h := http.Header{"Vary": {"Origin"}}
 	h.Add("X-RateLimit-Limit", "1")
 	h.Add("X-RateLimit-Limit", "2")
-	answering().show(h, &Decision{Zone: "api", Limit: 7, Now: testNow})
+	answering().show(h, &Decision{Zone: "api", Limit: 7, Now: answerNow})
 	if got, want := numbers(t, h), []string{"7", "0", "1800000000"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -207,7 +207,7 @@ func TestHeadersOfOuterHandlers(t *testing.T) {
 func TestNumbersOfAnEarlierHandler(t *testing.T) {
 	earlier := func() http.Header {
 		h := http.Header{}
-		answering().show(h, &Decision{Allowed: true, Zone: "coarse", Limit: 100, Remaining: 40, Now: testNow})
+		answering().show(h, &Decision{Allowed: true, Zone: "coarse", Limit: 100, Remaining: 40, Now: answerNow})
 		return h
 	}
 	shown := []string{"100", "40", "1800000000"}
@@ -274,7 +274,7 @@ func TestJitterOnlyAdds(t *testing.T) {
 }
 
 func TestAnswersShareNoValues(t *testing.T) {
-	d := Decision{Reason: ReasonLimited, Zone: "api", Limit: 5, RetryAfter: time.Second, Now: testNow}
+	d := Decision{Reason: ReasonLimited, Zone: "api", Limit: 5, RetryAfter: time.Second, Now: answerNow}
 	shown := func() http.Header {
 		w := httptest.NewRecorder()
 		a := answering()
@@ -348,7 +348,7 @@ func TestAnswersAllocateLittle(t *testing.T) {
 	a := answering(func(a *answerer) { a.mode, a.jitter = answerAuto, 0.1 })
 	r := httptest.NewRequest("GET", "/", nil)
 	w := sink{}
-	d := Decision{Reason: ReasonLimited, Zone: "api", Limit: 1000, Remaining: 500, RetryAfter: 40 * time.Second, Now: testNow}
+	d := Decision{Reason: ReasonLimited, Zone: "api", Limit: 1000, Remaining: 500, RetryAfter: 40 * time.Second, Now: answerNow}
 	if n := testing.AllocsPerRun(100, func() { a.show(w.Header(), &d) }); n > 2 {
 		t.Errorf("show allocates %v times, want at most 2", n)
 	}
@@ -363,7 +363,7 @@ func TestAnswersAllocateLittle(t *testing.T) {
 
 func BenchmarkShow(b *testing.B) {
 	a, w := answering(), sink{}
-	d := Decision{Allowed: true, Zone: "api", Limit: 1000, Remaining: 500, ResetAfter: time.Second, Now: testNow}
+	d := Decision{Allowed: true, Zone: "api", Limit: 1000, Remaining: 500, ResetAfter: time.Second, Now: answerNow}
 	b.ReportAllocs()
 	for b.Loop() {
 		a.show(w.Header(), &d)
