@@ -1,6 +1,27 @@
 package ratelimit
 
-import "github.com/caddyserver/caddy/v2"
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+)
+
+const (
+	defaultPrefix  = "tollgate"
+	defaultMaxKeys = 1_000_000
+)
+
+// processStores holds the buckets that live in this process, for as long as any configuration has a limit.
+var processStores = caddy.NewUsagePool()
+
+// memoryStores are the buckets of this process: those of local zones, and those that stand in for a store that is down.
+type memoryStores struct{ local, shares *memoryStore }
+
+// Destruct implements caddy.Destructor.
+func (*memoryStores) Destruct() error { return nil }
 
 // App holds what the rate_limit handlers of one configuration share: the defaults for their settings, and zones
 // that several of them use by name.
@@ -28,6 +49,17 @@ type App struct {
 
 	// Zones for handlers that name them without a definition.
 	Zones map[string]*Zone `json:"zones,omitempty"`
+
+	logger *zap.Logger
+	warned map[string]bool
+	hasher *hasher
+	stores *memoryStores // nil until acquired
+
+	// What the handlers of this configuration have in common, by name; the first that names something defines it.
+	zones     map[string]*Zone
+	penalties map[string]*Penalty
+	pools     map[string]*Shed
+	remotes   []*redisStore // one for each client
 }
 
 // CaddyModule returns the Caddy module information.
@@ -35,8 +67,155 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "rate_limit", New: func() caddy.Module { return new(App) }}
 }
 
-// Start implements caddy.App.
-func (a *App) Start() error { return nil }
+// Provision implements caddy.Provisioner. It needs no network.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.logger = ctx.Logger()
+	a.warned = map[string]bool{}
+	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
+	if err := a.setDefaults(); err != nil {
+		return err
+	}
+	if a.Penalty != nil {
+		if err := a.Penalty.provision(ctx); err != nil {
+			return err
+		}
+	}
+	for _, name := range sortedNames(a.Zones) {
+		if a.Zones[name].isReference() {
+			return fmt.Errorf("zone %q: a shared zone needs a rate", name)
+		}
+		if err := a.Zones[name].provision(ctx, name); err != nil {
+			return err
+		}
+		a.zones[name] = a.Zones[name]
+	}
+	v, _, err := processStores.LoadOrNew("", func() (caddy.Destructor, error) {
+		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore()}, nil
+	})
+	if err != nil {
+		return err
+	}
+	a.stores = v.(*memoryStores)
+	return nil
+}
 
-// Stop implements caddy.App.
-func (a *App) Stop() error { return nil }
+var prefixForm = regexp.MustCompile(`^[A-Za-z0-9_.:/-]+$`)
+
+func (a *App) setDefaults() error {
+	secret := ""
+	if a.KeySecret != "" {
+		var err error
+		if secret, err = expand(a.KeySecret); err != nil {
+			return fmt.Errorf("key_secret: %w", err)
+		}
+	}
+	a.hasher = newHasher(secret)
+	if a.Prefix == "" {
+		a.Prefix = defaultPrefix
+	}
+	if !prefixForm.MatchString(a.Prefix) {
+		return fmt.Errorf("prefix: must be letters, digits and -_.:/ only, got %q", a.Prefix)
+	}
+	if a.MaxKeys == 0 {
+		a.MaxKeys = defaultMaxKeys
+	}
+	if a.MaxKeys < 1 {
+		return fmt.Errorf("max_keys: must be at least 1, got %d", a.MaxKeys)
+	}
+	if a.Nodes < 0 {
+		return fmt.Errorf("nodes: must be at least 1, got %d", a.Nodes)
+	}
+	return nil
+}
+
+// Start implements caddy.App: from now on connections may be opened in the background. A configuration that is only
+// validated never gets here.
+func (a *App) Start() error {
+	for _, s := range a.remotes {
+		s.client.start()
+	}
+	running.Store(a)
+	return nil
+}
+
+// Stop implements caddy.App. Requests are still served after it, so nothing ends here.
+func (a *App) Stop() error {
+	running.CompareAndSwap(a, nil)
+	return nil
+}
+
+// Cleanup implements caddy.CleanerUpper.
+func (a *App) Cleanup() error {
+	if a.stores != nil {
+		a.stores = nil
+		_, err := processStores.Delete("")
+		return err
+	}
+	return nil
+}
+
+// remote returns the store for a client, one for all handlers with the same settings.
+func (a *App) remote(client *redisClient) *redisStore {
+	for _, s := range a.remotes {
+		if s.client == client {
+			return s
+		}
+	}
+	s := &redisStore{client: client, prefix: a.Prefix}
+	a.remotes = append(a.remotes, s)
+	return s
+}
+
+// longestBlock returns the longest block that a handler of this configuration can start, in microseconds.
+func (a *App) longestBlock() (longest int64) {
+	for _, p := range a.penalties {
+		longest = max(longest, p.rules.max)
+	}
+	return longest
+}
+
+// claimZone notes that a handler uses a zone. Names are global: the same name is one budget, so it must mean the same.
+func (a *App) claimZone(name string, z *Zone) error {
+	first, taken := a.zones[name]
+	if !taken {
+		a.zones[name] = z
+		return nil
+	}
+	if diff := z.differs(first); len(diff) > 0 {
+		return fmt.Errorf("zone %q is defined twice with different %s: zone names are global, so give one of them another name", name, strings.Join(diff, ", "))
+	}
+	return nil
+}
+
+// claimPenalty notes that a handler strikes in a penalty group, which must have the same numbers everywhere.
+func (a *App) claimPenalty(p *Penalty) error {
+	first, taken := a.penalties[p.Group]
+	if !taken {
+		a.penalties[p.Group] = p
+		return nil
+	}
+	if diff := p.differs(first); len(diff) > 0 {
+		return fmt.Errorf("penalty group %q is defined twice with different %s: give one of them another group", p.Group, strings.Join(diff, ", "))
+	}
+	return nil
+}
+
+// claimPool notes that a handler takes slots of a pool, which must have the same size everywhere.
+func (a *App) claimPool(s *Shed) error {
+	first, taken := a.pools[s.Pool]
+	if !taken {
+		a.pools[s.Pool] = s
+		return nil
+	}
+	if diff := s.differs(first); len(diff) > 0 {
+		return fmt.Errorf("shed pool %q is defined twice with different %s: give one of them another pool", s.Pool, strings.Join(diff, ", "))
+	}
+	return nil
+}
+
+// Interface guards.
+var (
+	_ caddy.Provisioner  = (*App)(nil)
+	_ caddy.App          = (*App)(nil)
+	_ caddy.CleanerUpper = (*App)(nil)
+)

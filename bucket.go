@@ -18,7 +18,8 @@ type Limit struct {
 	// Num and Den are the refill rate as a reduced fraction: Num millionths of a token every Den
 	// microseconds. Both are at least 1 and below 2^32, their product is below 2^53.
 	Num, Den int64
-	// Burst is the most that the bucket holds, in millionths of a token, at least 1.
+	// Burst is the most that the bucket holds, in millionths of a token, at least 1. The time in which it
+	// fills is below 2^53 microseconds.
 	Burst int64
 }
 

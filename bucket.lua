@@ -223,7 +223,9 @@ for k, key in ipairs(KEYS) do
   end
   local ttl = redis.call('PTTL', key)
   local want = ceil(need[k] / 1000) + MARGIN
-  if ttl == -1 or (ttl >= 0 and #writes[k] > 0 and ttl < want) then
+  -- a refusal alone changes nothing here, unless it asks under a larger burst than any before: that bucket is full later
+  local short = ttl < want and (#writes[k] > 0 or ttl < want - MARGIN)
+  if ttl == -1 or (ttl >= 0 and short) then
     redis.call('PEXPIRE', key, want)
   end
 end

@@ -4,15 +4,17 @@
 //
 //	module.go     the handler's configuration and life
 //	app.go        what the handlers of one configuration share
-//	caddyfile.go  the directive and the global option
+//	caddyfile.go  the directive and the global option; caddyfile_*.go are what they are read with
 //	handler.go    a request's way
 //	zone.go       one limit: which requests, which key, which cost
-//	key.go        a key expression: template, grouping of addresses, hash
+//	key.go        a key expression: template, hash, what it says about the client
+//	key_value.go  the value of one placeholder; grouping of addresses
+//	placeholder.go  which placeholders a key may hold; placeholder_list.go lists them
 //	store.go      the contract between limits and the places where buckets live
 //	take.go       the decision about all charges of a request; bucket.lua does the same in Redis
 //	bucket.go     the arithmetic of a token bucket
 //	penalty.go    strikes and blocks
-//	memory.go     the store in this process
+//	memory.go     the store in this process; memory_request.go and memory_table.go are parts of it
 //	redis.go      the store in Redis
 //	fallback.go   which store decides, and what holds while Redis does not answer
 //	breaker.go    whether Redis is worth a try
@@ -22,8 +24,13 @@
 package ratelimit
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 )
 
 func init() {
@@ -85,9 +92,169 @@ type Handler struct {
 
 	// Whether everything is evaluated and nothing refused, in all zones and pools of this handler.
 	DryRun bool `json:"dry_run,omitempty"`
+
+	logger  *zap.Logger
+	app     *App
+	exempt  caddyhttp.MatcherSets
+	zones   []*Zone // in the order of their names
+	penalty *Penalty
+	pool    *slotPool
+	remote  *redisStore // nil without Redis
+	limiter *Limiter
+	answers answerer
+	// release gives back what Provision acquired. What it is about stays usable: requests are served after Cleanup.
+	release []func()
 }
 
 // CaddyModule returns the Caddy module information.
 func (*Handler) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "http.handlers.rate_limit", New: func() caddy.Module { return new(Handler) }}
 }
+
+// Provision implements caddy.Provisioner. It is cheap and needs no network: it also runs when a configuration is only
+// validated. What it acquires from the process is state without parameters, so that it changes nothing for the
+// configuration that runs.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	app, err := ctx.App("rate_limit")
+	if err != nil {
+		return err
+	}
+	h.app = app.(*App)
+	if h.exempt, err = loadMatchers(ctx, h, "ExemptRaw", h.ExemptRaw); err != nil {
+		return fmt.Errorf("loading matchers of exempt: %w", err)
+	}
+	if h.answers, err = newAnswerer(h.Answer, h.Headers, h.Reset, h.Jitter); err != nil {
+		return err
+	}
+	for _, provision := range []func(caddy.Context) error{h.provisionZones, h.provisionPenalty, h.provisionShed, h.provisionLimiter} {
+		if err := provision(ctx); err != nil {
+			return err
+		}
+	}
+	h.warn(ctx)
+	return nil
+}
+
+func (h *Handler) provisionZones(ctx caddy.Context) error {
+	for _, name := range sortedNames(h.Zones) {
+		z := h.Zones[name]
+		if z.isReference() {
+			shared, ok := h.app.Zones[name]
+			if !ok {
+				return fmt.Errorf("zone %q: it has no rate, and there is no shared zone of that name (shared zones: %v)", name, sortedNames(h.app.Zones))
+			}
+			h.zones = append(h.zones, shared)
+			continue
+		}
+		if err := z.provision(ctx, name); err != nil {
+			return err
+		}
+		if err := h.app.claimZone(name, z); err != nil {
+			return err
+		}
+		h.zones = append(h.zones, z)
+	}
+	return nil
+}
+
+func (h *Handler) provisionPenalty(ctx caddy.Context) error {
+	h.penalty = h.app.Penalty
+	if h.Penalty != nil {
+		h.penalty = h.Penalty
+		if err := h.penalty.provision(ctx); err != nil {
+			return err
+		}
+	}
+	if h.penalty == nil {
+		return nil
+	}
+	return h.app.claimPenalty(h.penalty)
+}
+
+func (h *Handler) provisionShed(caddy.Context) (err error) {
+	if h.Shed == nil {
+		return nil
+	}
+	if err := h.Shed.provision(); err != nil {
+		return err
+	}
+	if err := h.app.claimPool(h.Shed); err != nil {
+		return err
+	}
+	if h.pool, err = acquirePool(h.Shed.Pool); err != nil {
+		return err
+	}
+	h.release = append(h.release, func() { releasePool(h.Shed.Pool) })
+	return nil
+}
+
+func (h *Handler) provisionLimiter(caddy.Context) error {
+	nodes := max(h.Nodes, 0)
+	if nodes == 0 {
+		nodes = max(h.app.Nodes, 1)
+	}
+	if h.Nodes < 0 {
+		return fmt.Errorf("nodes: must be at least 1, got %d", h.Nodes)
+	}
+	h.limiter = &Limiter{
+		local: h.app.stores.local, shares: h.app.stores.shares,
+		nodes: int64(nodes), maxKeys: h.app.MaxKeys, now: processMicros,
+	}
+	server := h.redisConfig()
+	if server == nil || server.Off {
+		return nil
+	}
+	settings, err := server.settings()
+	if err != nil {
+		return err
+	}
+	client, err := acquireRedis(settings)
+	if err != nil {
+		return err
+	}
+	h.release = append(h.release, func() { releaseRedis(client) })
+	h.remote = h.app.remote(client)
+	h.limiter.remote = h.remote
+	return nil
+}
+
+// redisConfig returns what says where the buckets of the handler live, nil if nothing does.
+func (h *Handler) redisConfig() *Redis {
+	if h.Redis != nil {
+		return h.Redis
+	}
+	return h.app.Redis
+}
+
+// Cleanup implements caddy.CleanerUpper. It gives back exactly what Provision acquired, which may be half of it.
+func (h *Handler) Cleanup() error {
+	for _, release := range h.release {
+		release()
+	}
+	h.release = nil
+	return nil
+}
+
+// loadMatchers loads the matcher sets in a field of a struct. Without any set the result is empty, which Caddy's own
+// matching takes for a match of everything: ask it by matchesAny.
+func loadMatchers(ctx caddy.Context, owner any, field string, raw caddyhttp.RawMatcherSets) (caddyhttp.MatcherSets, error) {
+	if len(raw) == 0 {
+		return nil, nil
+	}
+	loaded, err := ctx.LoadModule(owner, field)
+	if err != nil {
+		return nil, err
+	}
+	var sets caddyhttp.MatcherSets
+	return sets, sets.FromInterface(loaded)
+}
+
+func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// Interface guards.
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)

@@ -1,6 +1,10 @@
 package ratelimit
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -35,6 +39,9 @@ type Penalty struct {
 	ExceptRaw caddyhttp.RawMatcherSets `json:"except,omitempty" caddy:"namespace=http.matchers"`
 	// Whether strikes are only counted, and nobody is blocked.
 	DryRun bool `json:"dry_run,omitempty"`
+
+	rules  penaltyRules
+	except caddyhttp.MatcherSets
 }
 
 // penaltyRules are the numbers of a Penalty as the stores calculate with them; times in microseconds.
@@ -48,6 +55,62 @@ type strikeRecord struct {
 	strikes int64
 	until   int64 // end of the block, in microseconds; 0 if none was ever set
 	last    int64 // time of the last strike, in microseconds
+}
+
+// penaltyNumbers are the numbers of a Penalty with their defaults.
+type penaltyNumbers struct {
+	after                    int64
+	base, max, window, every caddy.Duration
+}
+
+func (p *Penalty) numbers() penaltyNumbers {
+	return penaltyNumbers{
+		after:  orDefault(p.After, 3),
+		base:   cmp.Or(p.Base, caddy.Duration(time.Minute)),
+		max:    cmp.Or(p.Max, caddy.Duration(time.Hour)),
+		window: cmp.Or(p.Window, caddy.Duration(time.Hour)),
+		every:  p.Every,
+	}
+}
+
+// differs returns the names of the fields in which two definitions of one group disagree, defaults applied.
+func (p *Penalty) differs(other *Penalty) []string {
+	var fields fieldNames
+	a, b := p.numbers(), other.numbers()
+	fields.unless(a.after == b.after, "after")
+	fields.unless(a.base == b.base, "base")
+	fields.unless(a.max == b.max, "max")
+	fields.unless(a.window == b.window, "window")
+	fields.unless(a.every == b.every, "every")
+	fields.unless(p.DryRun == other.DryRun, "dry_run")
+	return fields
+}
+
+var groupForm = regexp.MustCompile(`^[A-Za-z0-9_.-]*$`)
+
+func (p *Penalty) provision(ctx caddy.Context) (err error) {
+	n := p.numbers()
+	switch {
+	case !groupForm.MatchString(p.Group):
+		return fmt.Errorf("penalty: group must be letters, digits and -_. only, got %q", p.Group)
+	case n.after < 0 || n.after >= maxStrikes:
+		return fmt.Errorf("penalty: after must be from 0 to %d, got %d", maxStrikes-1, n.after)
+	case micros(n.base) < 1 || n.max < n.base || n.window < 0 || n.every < 0:
+		return errors.New("penalty: base, max, window and every must be durations above 0, and max at least base")
+	case micros(n.max) > maxFill.Microseconds() || micros(n.window) > maxFill.Microseconds():
+		return errors.New("penalty: max and window must be below ten years")
+	}
+	p.rules = penaltyRules{
+		group: p.Group, after: n.after,
+		base: micros(n.base), max: micros(n.max), window: micros(n.window), every: micros(n.every),
+	}
+	if p.DryRun { // counted apart, so that nobody is blocked for it when the dry run ends
+		p.rules.group, p.rules.after = p.Group+"~dry_run", maxStrikes
+	}
+	if p.except, err = loadMatchers(ctx, p, "ExceptRaw", p.ExceptRaw); err != nil {
+		return fmt.Errorf("penalty: loading matchers of except: %w", err)
+	}
+	return nil
 }
 
 // forgotten returns the time from which on the strikes do not count any more.

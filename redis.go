@@ -1,6 +1,24 @@
 package ratelimit
 
-import "github.com/caddyserver/caddy/v2"
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	defaultTimeout          = 50 * time.Millisecond
+	defaultSensitiveTimeout = 500 * time.Millisecond
+)
 
 // Redis says where buckets live that many nodes share.
 type Redis struct {
@@ -16,4 +34,222 @@ type Redis struct {
 
 	// The same for a decision about a sensitive zone: it may wait longer, since it is refused without Redis. Default 500ms.
 	SensitiveTimeout caddy.Duration `json:"sensitive_timeout,omitempty"`
+}
+
+// redisSettings are what a Redis block comes to once its placeholders are replaced. They are comparable: equal
+// settings share one client.
+type redisSettings struct {
+	network, address   string
+	username, password string
+	db                 int
+	timeout, patience  time.Duration
+}
+
+// settings resolves a Redis block. Errors never repeat an address: it can hold a password.
+func (r *Redis) settings() (redisSettings, error) {
+	s := redisSettings{timeout: time.Duration(r.Timeout), patience: time.Duration(r.SensitiveTimeout)}
+	if s.timeout == 0 {
+		s.timeout = defaultTimeout
+	}
+	if s.patience == 0 {
+		s.patience = max(defaultSensitiveTimeout, s.timeout)
+	}
+	if s.timeout < time.Millisecond || s.patience < s.timeout {
+		return s, fmt.Errorf("redis: timeout must be at least 1ms and sensitive_timeout at least timeout, got %s and %s", s.timeout, s.patience)
+	}
+	if len(r.Address) != 1 {
+		return s, fmt.Errorf("redis: write one address (or off), got %d", len(r.Address))
+	}
+	address, err := expand(r.Address[0])
+	if err != nil {
+		return s, fmt.Errorf("redis: %w; write redis off to keep buckets in this process", err)
+	}
+	return s, s.dial(address)
+}
+
+// literalPassword says whether the configuration itself holds a password.
+func (r *Redis) literalPassword() bool {
+	if len(r.Address) != 1 {
+		return false
+	}
+	u, err := url.Parse(r.Address[0])
+	if err != nil || u.User == nil {
+		return false
+	}
+	password, set := u.User.Password()
+	return set && !strings.Contains(password, "{")
+}
+
+// expand replaces the placeholders of a configuration value.
+func expand(value string) (string, error) {
+	resolved, err := caddy.NewReplacer().ReplaceOrErr(value, true, true)
+	if err != nil {
+		return "", fmt.Errorf("%q: %w", value, err)
+	}
+	if resolved == "" {
+		return "", fmt.Errorf("%q expands to nothing", value)
+	}
+	return resolved, nil
+}
+
+// dial reads an address into the settings.
+func (s *redisSettings) dial(address string) error {
+	if !strings.Contains(address, "://") {
+		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+			return errors.New("redis: the address must be host:port or a URL like redis://host:6379/0")
+		}
+		s.network, s.address = "tcp", address
+		return nil
+	}
+	u, err := url.Parse(address)
+	if err != nil {
+		return errors.New("redis: the URL cannot be parsed; write it like redis://user:password@host:6379/0, special characters in the password as %XX")
+	}
+	if u.Scheme != "redis" && u.Scheme != "unix" {
+		return fmt.Errorf("redis: the URL's scheme must be redis or unix, got %q", u.Scheme)
+	}
+	for name := range u.Query() {
+		if u.Scheme != "unix" || name != "db" {
+			return fmt.Errorf("redis: the URL has an unknown parameter %q", name)
+		}
+	}
+	o, err := redis.ParseURL(address)
+	if err != nil {
+		return errors.New("redis: the URL must be like redis://user:password@host:6379/0 or unix:///run/redis.sock?db=0")
+	}
+	s.network, s.address, s.username, s.password, s.db = o.Network, o.Addr, o.Username, o.Password, o.DB
+	return nil
+}
+
+// String names the server in logs, without credentials.
+func (s *redisSettings) String() string { return s.address + "/" + strconv.Itoa(s.db) }
+
+//go:embed bucket.lua
+var bucketScript string
+
+// redisStore keeps the buckets of one configuration in Redis.
+type redisStore struct {
+	client *redisClient
+	prefix string
+	// clock is a test clock in microseconds; empty in production, where Redis TIME is the only clock.
+	clock string
+}
+
+// Take implements Store. It waits for the answer even if the client is gone by then: a request whose connection was
+// closed on purpose must neither be free nor count as a failure of Redis.
+func (s *redisStore) Take(ctx context.Context, charges []Charge) (Decision, error) {
+	keys, args := s.arguments(charges)
+	reply, err := s.client.run(context.WithoutCancel(ctx), patient(charges), keys, args)
+	if err != nil {
+		return Decision{}, err
+	}
+	out, err := decodeOutcome(reply, len(charges))
+	if err != nil {
+		return Decision{}, err
+	}
+	return out.decision(charges, SourceRedis), nil
+}
+
+// retryAfter returns how long until it is worth to try again, while Redis is down.
+func (s *redisStore) retryAfter() time.Duration { return s.client.retryAfter() }
+
+func patient(charges []Charge) bool {
+	for i := range charges {
+		if charges[i].Patient {
+			return true
+		}
+	}
+	return false
+}
+
+// key is where the state of an identity lives. The braces make it one slot of a Redis Cluster.
+func (s *redisStore) key(id ID) string {
+	return s.prefix + ":{" + id.String() + "}"
+}
+
+// arguments lays the charges out as bucket.lua reads them.
+func (s *redisStore) arguments(charges []Charge) (keys []string, args []any) {
+	keys = make([]string, 0, len(charges))
+	args = make([]any, 0, 3+14*len(charges))
+	var groups []*penaltyRules
+	args = append(args, s.clock, len(charges), 0)
+	for i := range charges {
+		c := &charges[i]
+		k := 0
+		for k < i && charges[k].ID != c.ID {
+			k++
+		}
+		if k == i {
+			keys = append(keys, s.key(c.ID))
+		}
+		flags := 0
+		if !c.NoStrike {
+			flags |= 1
+		}
+		if c.DryRun {
+			flags |= 2
+		}
+		group := 0
+		if c.Penalty != nil {
+			for group < len(groups) && groups[group].group != c.Penalty.group {
+				group++
+			}
+			if group == len(groups) {
+				groups = append(groups, c.Penalty)
+			}
+			group++
+		}
+		args = append(args, keyIndex(charges, k), c.Zone, c.Limit.Num, c.Limit.Den, c.Limit.Burst, c.Cost, flags, group)
+	}
+	args[2] = len(groups)
+	for _, g := range groups {
+		args = append(args, g.group, g.after, g.base, g.max, g.window, g.every)
+	}
+	return keys, args
+}
+
+// keyIndex returns the position among the distinct identities of the one that charge k is the first to have, from 1.
+func keyIndex(charges []Charge, k int) int {
+	index := 1
+	for i := range k {
+		first := true
+		for j := range i {
+			first = first && charges[j].ID != charges[i].ID
+		}
+		if first {
+			index++
+		}
+	}
+	return index
+}
+
+// errReply is an answer of the script that this version cannot read.
+var errReply = errors.New("redis: unexpected reply of the script")
+
+// decodeOutcome reads the reply of bucket.lua for so many charges.
+func decodeOutcome(reply any, charges int) (outcome, error) {
+	values, ok := reply.([]any)
+	if !ok || len(values) != 7+charges {
+		return outcome{}, errReply
+	}
+	n := make([]int64, len(values))
+	for i, v := range values {
+		if n[i], ok = v.(int64); !ok {
+			return outcome{}, errReply
+		}
+	}
+	out := outcome{
+		verdict: verdict(n[0]), now: n[1], until: n[3],
+		strikes: n[4], blockStarted: n[5] == 1, tokens: n[7:],
+	}
+	if n[0] < 0 || n[0] > int64(verdictBlocked) {
+		return outcome{}, errReply
+	}
+	if out.verdict == verdictBlocked {
+		if n[2] < 1 || n[2] > int64(charges) {
+			return outcome{}, errReply
+		}
+		out.charge = int(n[2]) - 1
+	}
+	return out, nil
 }

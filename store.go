@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"encoding/base64"
 	"time"
 )
 
@@ -18,6 +19,9 @@ type Store interface {
 
 // ID is a hashed identity: what a key expression and its values are known by outside of the process.
 type ID [16]byte
+
+// String returns the ID as it stands in Redis keys, logs and lists: 22 letters, digits, - and _.
+func (id ID) String() string { return base64.RawURLEncoding.EncodeToString(id[:]) }
 
 // Charge is one zone's claim on a request.
 type Charge struct {

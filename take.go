@@ -12,6 +12,8 @@ type state struct {
 	record strikeRecord
 	// wroteBucket and wroteRecord say that take changed them.
 	wroteBucket, wroteRecord bool
+	// considered says that the record was struck by this refusal, or was spared by every.
+	considered bool
 }
 
 type verdict uint8
@@ -68,7 +70,9 @@ func recordOf(charges []Charge, i int) int {
 func settleRecords(now int64, charges []Charge, states []state) {
 	for i := range charges {
 		if p := charges[i].Penalty; p != nil && recordOf(charges, i) == i {
-			states[i].record, states[i].wroteRecord = states[i].record.settled(p, now)
+			s := &states[i]
+			s.record, s.wroteRecord = s.record.settled(p, now)
+			s.considered = false
 		}
 	}
 }
@@ -112,18 +116,16 @@ func longestBlock(now int64, charges []Charge, states []state) (int, bool) {
 
 // strike counts a refusal, once for each record, and turns the outcome into a block where one starts.
 func strike(charges []Charge, states []state, out *outcome) {
-	struck := 0 // bit i: the record of charge i was considered
 	for i := range charges {
 		c := &charges[i]
 		if c.Penalty == nil || c.NoStrike || c.DryRun || states[i].bucket.Tokens >= c.Cost {
 			continue
 		}
-		r := recordOf(charges, i)
-		if struck&(1<<r) != 0 {
+		s := &states[recordOf(charges, i)]
+		if s.considered {
 			continue
 		}
-		struck |= 1 << r
-		s := &states[r]
+		s.considered = true
 		record, counted := s.record.struck(c.Penalty, out.now)
 		if !counted {
 			continue

@@ -1,6 +1,16 @@
 package ratelimit
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
@@ -51,6 +61,50 @@ type Zone struct {
 
 	// Whether the zone is evaluated and counted but never refuses and never strikes.
 	DryRun bool `json:"dry_run,omitempty"`
+
+	match     caddyhttp.MatcherSets
+	sensitive caddyhttp.MatcherSets
+	key       *keyTemplate
+	address   *keyTemplate // counts in place of key where a part of it is missing
+	charge    Charge       // what is the same for every request
+}
+
+// burst returns how many tokens a bucket of the zone holds.
+func (z *Zone) burst() int64 { return cmp.Or(z.Burst, z.Rate.burst()) }
+
+// differs returns the names of the fields in which two definitions of one zone disagree, defaults applied. Fields that say
+// which requests are meant, and what happens to them, may differ: the bucket is the same.
+func (z *Zone) differs(other *Zone) []string {
+	var fields fieldNames
+	fields.unless(z.Rate.num == other.Rate.num && z.Rate.den == other.Rate.den, "rate")
+	fields.unless(z.burst() == other.burst(), "burst")
+	fields.unless(z.fullKey() == other.fullKey(), "key")
+	fields.unless(orDefault(z.IPv4Prefix, 32) == orDefault(other.IPv4Prefix, 32), "ipv4_prefix")
+	fields.unless(orDefault(z.IPv6Prefix, 64) == orDefault(other.IPv6Prefix, 64), "ipv6_prefix")
+	fields.unless(z.Store == other.Store, "store")
+	fields.unless(cmp.Or(z.OnStoreError, "local") == cmp.Or(other.OnStoreError, "local"), "on_store_error")
+	return fields
+}
+
+// fieldNames are names of fields that differ.
+type fieldNames []string
+
+func (f *fieldNames) unless(same bool, name string) {
+	if !same {
+		*f = append(*f, name)
+	}
+}
+
+// fullKey returns the key with its default, and without the one shorthand that is also known outside of Caddyfiles.
+func (z *Zone) fullKey() string {
+	return strings.ReplaceAll(cmp.Or(z.Key, "{client_ip}"), "{client_ip}", clientIPKey)
+}
+
+func orDefault[T any](value *T, or T) T {
+	if value == nil {
+		return or
+	}
+	return *value
 }
 
 // Cost is what some requests of a zone take.
@@ -60,4 +114,194 @@ type Cost struct {
 
 	// The requests that this is for. Default: all of the zone.
 	MatchRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
+
+	match caddyhttp.MatcherSets
+}
+
+// maxFill bounds how long an empty bucket may take to be full: what is stored must be kept for so long.
+const maxFill = 10 * 366 * 24 * time.Hour
+
+// isReference says whether the zone stands for the shared one of its name.
+func (z *Zone) isReference() bool { return z == nil || reflect.DeepEqual(*z, Zone{}) }
+
+// punishes says whether refusals by the zone can be strikes. One whose key holds nothing of the client never punishes: it
+// would block everybody.
+func (z *Zone) punishes() bool { return z.Penalty != "off" && z.key.holdsClient() }
+
+func (z *Zone) provision(ctx caddy.Context, name string) error {
+	if err := z.provisionLimit(name); err != nil {
+		return fmt.Errorf("zone %q: %w", name, err)
+	}
+	if err := z.provisionKey(); err != nil {
+		return fmt.Errorf("zone %q: key: %w", name, err)
+	}
+	if err := z.provisionPolicy(); err != nil {
+		return fmt.Errorf("zone %q: %w", name, err)
+	}
+	if err := z.provisionMatchers(ctx); err != nil {
+		return fmt.Errorf("zone %q: loading matchers: %w", name, err)
+	}
+	return nil
+}
+
+func (z *Zone) provisionLimit(name string) error {
+	if z.Rate.IsZero() {
+		return errors.New("rate: a zone needs one, like 100/m; without any field it stands for the shared zone of its name")
+	}
+	burst := z.burst()
+	if burst < 1 || burst > maxExact/Token {
+		return fmt.Errorf("burst: must be from 1 to %d, got %d", int64(maxExact/Token), burst)
+	}
+	limit := Limit{Num: z.Rate.num, Den: z.Rate.den, Burst: burst * Token}
+	if limit.Burst/limit.Num > maxFill.Microseconds()/limit.Den {
+		return fmt.Errorf("a bucket of %d at %s takes more than ten years to refill: raise the rate or lower the burst", burst, z.Rate)
+	}
+	z.charge = Charge{Zone: name, Limit: limit, Floor: Token, DryRun: z.DryRun, Quiet: z.Headers == "off"}
+	for _, c := range z.Costs {
+		if c.Tokens < 0 || c.Tokens > burst {
+			return fmt.Errorf("cost: must be from 0 to the burst of %d, or no request could ever pay it; got %d", burst, c.Tokens)
+		}
+		z.charge.Floor = max(z.charge.Floor, c.Tokens*Token)
+	}
+	return nil
+}
+
+func (z *Zone) provisionKey() (err error) {
+	v4, v6 := orDefault(z.IPv4Prefix, 32), orDefault(z.IPv6Prefix, 64)
+	if v4 < 0 || v4 > 32 || v6 < 0 || v6 > 128 {
+		return fmt.Errorf("ipv4_prefix must be from 0 to 32 and ipv6_prefix from 0 to 128, got %d and %d", v4, v6)
+	}
+	if z.key, err = parseKey(z.fullKey(), v4, v6); err != nil {
+		return err
+	}
+	z.address, err = parseKey(clientIPKey, v4, v6)
+	return err
+}
+
+// clientIPKey is the default key.
+const clientIPKey = "{http.vars.client_ip}"
+
+func (z *Zone) provisionPolicy() error {
+	switch z.OnStoreError {
+	case "", "local":
+		z.charge.OnStoreError = PolicyShare
+	case "full":
+		z.charge.OnStoreError = PolicyFull
+	case "deny":
+		z.charge.OnStoreError = PolicyDeny
+	case "allow":
+		z.charge.OnStoreError = PolicyAllow
+	default:
+		return fmt.Errorf("on_store_error: must be local, full, deny or allow, got %q", z.OnStoreError)
+	}
+	if z.OnStoreError != "" && len(z.SensitiveRaw) > 0 {
+		return errors.New("sensitive and on_store_error both say what happens while the store is down: use one of them")
+	}
+	z.charge.Local = z.Store == "memory"
+	for _, word := range []struct {
+		field, value string
+		allowed      [4]string
+	}{
+		{"on_empty", z.OnEmpty, [4]string{"", "ip", "skip", "deny"}},
+		{"store", z.Store, [4]string{"", "memory"}},
+		{"penalty", z.Penalty, [4]string{"", "off"}},
+		{"headers", z.Headers, [4]string{"", "off"}},
+	} {
+		if !slices.Contains(word.allowed[:], word.value) {
+			return fmt.Errorf("%s: must be %s, got %q", word.field, strings.Trim(strings.Join(word.allowed[:], " "), " "), word.value)
+		}
+	}
+	return nil
+}
+
+func (z *Zone) provisionMatchers(ctx caddy.Context) (err error) {
+	if z.match, err = loadMatchers(ctx, z, "MatchRaw", z.MatchRaw); err != nil {
+		return err
+	}
+	if z.sensitive, err = loadMatchers(ctx, z, "SensitiveRaw", z.SensitiveRaw); err != nil {
+		return err
+	}
+	for i := range z.Costs {
+		if z.Costs[i].match, err = loadMatchers(ctx, &z.Costs[i], "MatchRaw", z.Costs[i].MatchRaw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Why a request cannot be charged.
+var (
+	// errEarlyData is for requests in a TLS handshake that is not complete, where the client address counts: it is not
+	// proven, and the request may be a replay.
+	errEarlyData = errors.New("early data")
+	// errIdentityRequired is for requests without the key that a zone demands.
+	errIdentityRequired = errors.New("identity required")
+	// errNoAddress is for requests to a sensitive route of which not even the client address is known.
+	errNoAddress = errors.New("no client address")
+)
+
+// claim returns what the zone charges a request for, and false if that is nothing. Errors of matchers are returned as
+// they are.
+func (z *Zone) claim(r *http.Request, repl *caddy.Replacer, h *hasher) (Charge, bool, error) {
+	if matched, err := z.match.AnyMatchWithError(r); err != nil || !matched {
+		return Charge{}, false, err
+	}
+	c := z.charge
+	var err error
+	if c.Cost, err = z.cost(r); err != nil || c.Cost == 0 {
+		return Charge{}, false, err
+	}
+	if c.Patient, err = matchesAny(z.sensitive, r); err != nil {
+		return Charge{}, false, err
+	}
+	if c.Patient {
+		c.OnStoreError = PolicyDeny
+	}
+	c.NoStrike = r.TLS != nil && !r.TLS.HandshakeComplete
+	if c.NoStrike && (c.Patient || z.key.holdsAddress()) {
+		return Charge{}, false, errEarlyData
+	}
+	var known bool
+	if c.ID, known = z.key.identity(r, repl, h); known {
+		return c, true, nil
+	}
+	return z.claimWithoutKey(c, r, repl, h)
+}
+
+// claimWithoutKey decides about a request for which a part of the key is missing.
+func (z *Zone) claimWithoutKey(c Charge, r *http.Request, repl *caddy.Replacer, h *hasher) (Charge, bool, error) {
+	switch {
+	case z.OnEmpty == "skip":
+		return Charge{}, false, nil
+	case z.OnEmpty == "deny":
+		return Charge{}, false, errIdentityRequired
+	case c.NoStrike:
+		return Charge{}, false, errEarlyData
+	}
+	var known bool
+	if c.ID, known = z.address.identity(r, repl, h); known {
+		return c, true, nil
+	}
+	if c.Patient {
+		return Charge{}, false, errNoAddress
+	}
+	return Charge{}, false, nil
+}
+
+// cost returns what a request takes, in millionths of a token.
+func (z *Zone) cost(r *http.Request) (int64, error) {
+	for i := range z.Costs {
+		if matched, err := z.Costs[i].match.AnyMatchWithError(r); err != nil || matched {
+			return z.Costs[i].Tokens * Token, err
+		}
+	}
+	return Token, nil
+}
+
+// matchesAny says whether one of the sets matches; without sets, nothing does.
+func matchesAny(sets caddyhttp.MatcherSets, r *http.Request) (bool, error) {
+	if len(sets) == 0 {
+		return false, nil
+	}
+	return sets.AnyMatchWithError(r)
 }

@@ -1,0 +1,49 @@
+# `make help` lists the targets.
+
+GOLANGCI_LINT_VERSION := 2.15.0
+MODULE := github.com/caddy-tollgate/ratelimit
+FUZZTIME ?= 1m
+
+.PHONY: help redis test lint xcaddy run fuzz bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+redis: ## Install redis-server if it is missing
+	@.ci/install-redis
+
+test: redis ## Run all tests with the race detector
+	@# Tests build Caddy too; with everything compiled before, they do not compile it a second time at the same time.
+	go build ./... && go build -race ./...
+	go test -race -shuffle=on -timeout 20m ./...
+
+lint: bin/golangci-lint-$(GOLANGCI_LINT_VERSION) ## Check the code, go.mod and go.sum
+	$< run ./...
+	go mod tidy -diff
+	go vet ./...
+
+bin/golangci-lint-$(GOLANGCI_LINT_VERSION):
+	GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_LINT_VERSION)
+	mv bin/golangci-lint $@
+
+# The version after @ is made up: it keeps `go get` from asking for published ones, which the folder replaces anyway.
+xcaddy: ## Build Caddy with this module the way users do, and see that the module is in it
+	go tool xcaddy build $$(go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2) \
+		--with $(MODULE)@v0.0.0=. --output bin/caddy
+	bin/caddy list-modules | grep -x http.handlers.rate_limit
+	bin/caddy list-modules | grep -x rate_limit
+	if [ -e example.Caddyfile ]; then bin/caddy validate --config example.Caddyfile; fi
+
+run: ## Run Caddy with example.Caddyfile
+	go run ./cmd/caddy run --config example.Caddyfile
+
+fuzz: ## Run every fuzz test for FUZZTIME
+	@for name in $$(go test -list '^Fuzz' . | grep '^Fuzz'); do \
+		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) . || exit 1; \
+	done
+
+bench: ## Run the benchmarks
+	go test -run '^$$' -bench . -benchmem .
+
+clean: ## Remove what was built
+	rm -rf bin

@@ -1,0 +1,200 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+)
+
+func init() {
+	caddy.RegisterModule(new(adminAPI))
+}
+
+// running is the app of the configuration that is served. Routes of the admin endpoint live longer and shorter than
+// configurations, so they look here on every request.
+var running atomic.Pointer[App]
+
+// adminAPI lets operators see and lift blocks:
+//
+//	GET  /rate_limit/blocks    who is blocked, until when
+//	POST /rate_limit/unblock   {"id": "…"} as listed, or {"zone": "login", "key": "203.0.113.7"}: forgets the strikes
+type adminAPI struct{}
+
+// CaddyModule returns the Caddy module information.
+func (*adminAPI) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "admin.api.rate_limit", New: func() caddy.Module { return new(adminAPI) }}
+}
+
+// Routes implements caddy.AdminRouter.
+func (*adminAPI) Routes() []caddy.AdminRoute {
+	return []caddy.AdminRoute{
+		{Pattern: "/rate_limit/blocks", Handler: adminRoute(http.MethodGet, listBlocks)},
+		{Pattern: "/rate_limit/unblock", Handler: adminRoute(http.MethodPost, unblock)},
+	}
+}
+
+// Bounds of a request to the admin endpoint.
+const (
+	maxAdminBody = 64 << 10
+	adminTimeout = 5 * time.Second
+)
+
+// adminRoute answers one method with what the function returns, as JSON.
+func adminRoute(method string, answer func(context.Context, *App, *http.Request) (any, error)) caddy.AdminHandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if r.Method != method {
+			w.Header().Set("Allow", method)
+			return adminError(http.StatusMethodNotAllowed, "use %s", method)
+		}
+		app := running.Load()
+		if app == nil {
+			return adminError(http.StatusNotFound, "no rate_limit in the configuration that is served")
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), adminTimeout)
+		defer cancel()
+		r.Body = http.MaxBytesReader(w, r.Body, maxAdminBody)
+		result, err := answer(ctx, app, r)
+		if err != nil {
+			return err
+		}
+		w.Header().Set("Content-Type", "application/json")
+		return json.NewEncoder(w).Encode(result)
+	}
+}
+
+func adminError(status int, format string, args ...any) error {
+	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
+}
+
+// blockInfo is a block as the admin endpoint shows it.
+type blockInfo struct {
+	// ID is the hashed identity.
+	ID string `json:"id"`
+	// Group is the penalty group, empty for the default one.
+	Group string `json:"group,omitempty"`
+	// Key is what the identity was before it was hashed, with log_key on.
+	Key string `json:"key,omitempty"`
+	// Until is the end of the block.
+	Until time.Time `json:"until"`
+	// Store is where the block is known: memory or redis.
+	Store string `json:"store"`
+}
+
+func listBlocks(ctx context.Context, a *App, _ *http.Request) (any, error) {
+	list := []blockInfo{}
+	add := func(store string, blocks []knownBlock) {
+		for _, b := range blocks {
+			list = append(list, blockInfo{
+				ID: b.id.String(), Group: b.group, Key: b.plain, Until: wall(b.until), Store: store,
+			})
+		}
+	}
+	add("memory", a.stores.local.blocks(processMicros()))
+	for _, s := range a.remotes {
+		blocks, err := s.blocks(ctx)
+		if err != nil {
+			return nil, adminError(http.StatusServiceUnavailable, "%w", err)
+		}
+		add("redis", blocks)
+	}
+	slices.SortFunc(list, func(x, y blockInfo) int { return x.Until.Compare(y.Until) })
+	return list, nil
+}
+
+// unblockRequest names who is to be unblocked: by id, or by a zone and the values of its key's placeholders in their order.
+type unblockRequest struct {
+	ID   string `json:"id"`
+	Zone string `json:"zone"`
+	Key  words  `json:"key"`
+	// Group limits it to one penalty group. Default: all.
+	Group *string `json:"group"`
+}
+
+// words is a list of texts; one alone need not be written as a list.
+type words []string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (w *words) UnmarshalJSON(raw []byte) error {
+	var one string
+	if json.Unmarshal(raw, &one) == nil {
+		*w = words{one}
+		return nil
+	}
+	return json.Unmarshal(raw, (*[]string)(w))
+}
+
+// unblockResult says how many records of strikes were forgotten.
+type unblockResult struct {
+	ID        string `json:"id"`
+	Forgotten int    `json:"forgotten"`
+}
+
+func unblock(ctx context.Context, a *App, r *http.Request) (any, error) {
+	var request unblockRequest
+	decoder := json.NewDecoder(r.Body)
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&request); err != nil {
+		return nil, adminError(http.StatusBadRequest, `reading the request: %w; write {"id": "…"} or {"zone": "…", "key": "…"}`, err)
+	}
+	id, err := a.identify(request)
+	if err != nil {
+		return nil, adminError(http.StatusBadRequest, "%w", err)
+	}
+	forgotten, err := a.unblock(ctx, id, request.Group)
+	if err != nil {
+		return nil, adminError(http.StatusServiceUnavailable, "%w", err)
+	}
+	result := unblockResult{ID: id.String(), Forgotten: forgotten}
+	a.logger.Info("unblocked", zap.Stringer("id", id), zap.Int("forgotten", forgotten))
+	return result, nil
+}
+
+func (a *App) identify(request unblockRequest) (ID, error) {
+	switch {
+	case request.ID != "" && request.Zone == "" && len(request.Key) == 0:
+		return parseID(request.ID)
+	case request.ID == "" && request.Zone != "" && len(request.Key) > 0:
+		z, ok := a.zones[request.Zone]
+		if !ok {
+			return ID{}, fmt.Errorf("there is no zone %q (zones: %s)", request.Zone, strings.Join(sortedNames(a.zones), ", "))
+		}
+		return z.key.identityOf(request.Key, a.hasher)
+	}
+	return ID{}, errors.New("name either an id, or a zone and a key")
+}
+
+// unblock forgets the strikes of an identity in one group or in all, in every store, and what this node remembers of them.
+func (a *App) unblock(ctx context.Context, id ID, group *string) (forgotten int, err error) {
+	for name := range a.penalties {
+		if group != nil && *group != name {
+			continue
+		}
+		name = a.penalties[name].rules.group
+		a.stores.shares.unblock(id, name)
+		if a.stores.local.unblock(id, name) {
+			forgotten++
+		}
+		for _, s := range a.remotes {
+			removed, err := s.unblock(ctx, id, name)
+			if err != nil {
+				return forgotten, err
+			}
+			if removed {
+				forgotten++
+			}
+		}
+	}
+	return forgotten, nil
+}
+
+// Interface guards.
+var _ caddy.AdminRouter = (*adminAPI)(nil)

@@ -1,0 +1,266 @@
+package ratelimit
+
+// This file reads the directive and the global option, and the blocks that they have in common, from a Caddyfile.
+// caddyfile_zone.go reads a zone, caddyfile_names.go compares what has one name in several places, and caddyfile_block.go,
+// caddyfile_value.go and caddyfile_unknown.go are the tools of all.
+
+import (
+	"cmp"
+	"encoding/json"
+	"math"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
+	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
+	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
+}
+
+// parseDirective reads the directive:
+//
+//	rate_limit [<matcher>] {
+//		redis   <address> { timeout <duration> sensitive_timeout <duration> } | off
+//		nodes   <n>
+//		exempt  <matcher>
+//		zone    <name> [{ … }]
+//		penalty [<group>] { … }
+//		shed    [<n>] { … }
+//		headers on | off
+//		reset   epoch | delta
+//		answer  auto | json | error
+//		jitter  <part>
+//		log_key [on | off]
+//		dry_run
+//	}
+//
+// A zone without a block is the one of that name in the global option.
+func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	h.Next() // the name of the directive
+	b := blockReader{Helper: h, subject: "rate_limit", shared: globalOptionOf(h)}
+	start := b.here()
+	if b.NextArg() {
+		return nil, b.errorf("unexpected argument %q: the settings stand in a block, and more than one matcher needs a name, like @api path /a /b", b.Val())
+	}
+	handler := new(Handler)
+	if _, err := b.block(handlerOptions(b, handler)); err != nil {
+		return nil, err
+	}
+	if len(handler.Zones) == 0 && handler.Shed == nil {
+		return nil, start.errorf("nothing is limited: write a block with a zone or shed")
+	}
+	return handler, nil
+}
+
+func handlerOptions(b blockReader, h *Handler) optionTable {
+	h.Zones = map[string]*Zone{}
+	return optionTable{
+		"redis":   once(b.redis(&h.Redis)),
+		"nodes":   once(b.notYet(whole(b, &h.Nodes, 1, math.MaxInt32), "auto")),
+		"exempt":  repeatable(b.matcher("exempt", &h.ExemptRaw)),
+		"zone":    repeatable(b.zone(h.Zones)),
+		"penalty": once(b.penalty(&h.Penalty)),
+		"shed":    once(b.shed(&h.Shed)),
+		"headers": once(b.notYet(b.oneOf(&h.Headers, "on", "off"), "draft", "both")),
+		"reset":   once(b.oneOf(&h.Reset, "epoch", "delta")),
+		"answer":  once(b.oneOf(&h.Answer, "auto", "json", "error")),
+		"jitter":  once(b.part(&h.Jitter)),
+		"log_key": once(b.toggle(&h.LogKey)),
+		"dry_run": once(b.flag(&h.DryRun)),
+	}
+}
+
+// parseGlobalOption reads the global option:
+//
+//	rate_limit {
+//		redis      <address> { … } | off
+//		nodes      <n>
+//		key_secret <text>
+//		prefix     <word>
+//		max_keys   <n>
+//		penalty    [<group>] { … }
+//		zone       <name> { … }
+//	}
+func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
+	d.Next() // the name of the option
+	b := blockReader{
+		Helper:  httpcaddyfile.Helper{Dispenser: d, State: map[string]any{}},
+		subject: "global option",
+		global:  true,
+	}
+	if existing != nil {
+		return nil, b.errorf("rate_limit is there already: write everything into one block")
+	}
+	start := b.here()
+	if b.NextArg() {
+		return nil, b.errorf("unexpected argument %q: the settings stand in a block", b.Val())
+	}
+	app := new(App)
+	found, err := b.block(appOptions(b, app))
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, start.errorf("rate_limit needs a block")
+	}
+	value, err := json.Marshal(app)
+	if err != nil {
+		return nil, start.errorf("encoding: %w", err)
+	}
+	rememberGlobalOption(value, &globalOption{app, b.State})
+	return httpcaddyfile.App{Name: "rate_limit", Value: value}, nil
+}
+
+func appOptions(b blockReader, a *App) optionTable {
+	a.Zones = map[string]*Zone{}
+	return optionTable{
+		"redis":      once(b.redis(&a.Redis)),
+		"nodes":      once(b.notYet(whole(b, &a.Nodes, 1, math.MaxInt32), "auto")),
+		"key_secret": once(b.secret(&a.KeySecret)),
+		"prefix":     once(b.keyPrefix(&a.Prefix)),
+		"max_keys":   once(whole(b, &a.MaxKeys, 1, math.MaxInt32)),
+		"penalty":    once(b.penalty(&a.Penalty)),
+		"zone":       repeatable(b.zone(a.Zones)),
+	}
+}
+
+// redis reads `redis <address> { … }` or `redis off`. No error repeats an argument: it can hold a password.
+func (b blockReader) redis(to **Redis) func() error {
+	const noAddress = "an address: perhaps an environment variable is empty; write redis off to do without Redis"
+	return b.value(noAddress, func(_, address string) error {
+		if strings.TrimSpace(address) == "" {
+			return b.errorf("redis needs " + noAddress)
+		}
+		b := b.in("redis")
+		server := new(Redis)
+		*to = server
+		switch more := b.CountRemainingArgs() > 0; {
+		case address == "off" && more:
+			return b.errorf("off takes no argument")
+		case address == "off":
+			server.Off = true
+			return b.end("off")
+		case more:
+			return b.errorf("more than one argument: several addresses are not supported yet, and spaces need quotes")
+		case strings.Contains(address, "{http."):
+			return b.errorf("the address cannot depend on a request: use {env.NAME}, or {file.…} with the absolute path of a file")
+		}
+		server.Address = []string{address}
+		_, err := b.block(redisOptions(b, server))
+		return err
+	})
+}
+
+func redisOptions(b blockReader, r *Redis) optionTable {
+	const inAddress = "write it into the address, like redis://user:password@host:6379/0"
+	return optionTable{
+		"timeout":           once(b.duration(&r.Timeout, 1)),
+		"sensitive_timeout": once(b.duration(&r.SensitiveTimeout, 1)),
+		"username":          notYet(inAddress),
+		"password":          notYet(inAddress),
+		"db":                notYet(inAddress),
+		"address":           notYet("write it behind redis"),
+		"sentinel":          notYet(""),
+		"master_name":       notYet(""),
+		"cluster":           notYet(""),
+		"tls":               notYet(""),
+		"tls_enabled":       notYet(""),
+		"pool":              notYet(""),
+		"pool_size":         notYet(""),
+	}
+}
+
+// penalty reads `penalty [<group>] { … }`.
+func (b blockReader) penalty(to **Penalty) func() error {
+	return func() error {
+		b := b.withShorthands()
+		p, start := new(Penalty), b.here()
+		if err := b.group(&p.Group); err != nil {
+			return err
+		}
+		start = start.in(strings.TrimSpace("penalty " + p.Group))
+		b = b.in(start.subject)
+		if _, err := b.block(penaltyOptions(b, p)); err != nil {
+			return err
+		}
+		*to = p
+		if n := p.numbers(); n.base > n.max {
+			return start.errorf("base is above max: raise max (default 1h) or lower base (default 1m)")
+		}
+		return define(start, p, "strikes of a group are counted together; write the same or name another group, like penalty strict")
+	}
+}
+
+// group reads the optional name of a penalty group.
+func (b blockReader) group(to *string) error {
+	if b.CountRemainingArgs() == 0 {
+		return nil
+	}
+	if err := b.name(to)(); err != nil {
+		return err
+	}
+	if *to == "on" || *to == "off" {
+		return b.errorf("penalty %s: here stands the name of a group; leave penalty out for none, or write penalty off in a zone", *to)
+	}
+	return b.lastArgument("penalty")
+}
+
+func penaltyOptions(b blockReader, p *Penalty) optionTable {
+	return optionTable{
+		"after":   once(optional(b, &p.After, 0, maxStrikes-1)),
+		"base":    once(b.duration(&p.Base, 1)),
+		"max":     once(b.duration(&p.Max, 1)),
+		"window":  once(b.duration(&p.Window, 1)),
+		"every":   once(b.duration(&p.Every, 0)),
+		"except":  repeatable(b.matcher("except", &p.ExceptRaw)),
+		"dry_run": once(b.flag(&p.DryRun)),
+	}
+}
+
+// shed reads `shed [<n>] { … }`.
+func (b blockReader) shed(to **Shed) func() error {
+	return func() error {
+		s, start := new(Shed), b.here()
+		if b.CountRemainingArgs() > 0 {
+			if err := whole(b, &s.MaxInFlight, 1, math.MaxInt32)(); err != nil {
+				return err
+			}
+		}
+		if err := b.lastArgument("shed"); err != nil {
+			return err
+		}
+		if _, err := b.in("shed").block(shedOptions(b.in("shed"), s)); err != nil {
+			return err
+		}
+		*to = s
+		return define(start.in("shed pool "+cmp.Or(s.Pool, "default")), s, "a pool is one counter; write the same number or another pool")
+	}
+}
+
+func shedOptions(b blockReader, s *Shed) optionTable {
+	return optionTable{
+		"pool":        once(b.name(&s.Pool)),
+		"retry_after": once(b.duration(&s.RetryAfter, 1)),
+		"class":       notYet(""),
+		"per_client":  notYet(""),
+		"streams":     notYet(""),
+		"adaptive":    notYet(""),
+	}
+}
+
+// withShorthands replaces placeholders like {client_ip} by their full names in the option that follows. Caddy does that in
+// sites but not in global options.
+func (b blockReader) withShorthands() blockReader {
+	if !b.global {
+		return b
+	}
+	segment := b.NextSegment()
+	httpcaddyfile.NewShorthandReplacer().ApplyToSegment(&segment)
+	b.Helper = b.WithDispenser(caddyfile.NewDispenser(segment))
+	b.Next()
+	return b
+}

@@ -1,0 +1,193 @@
+package ratelimit
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+)
+
+// ServeHTTP implements caddyhttp.MiddlewareHandler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if r.Context().Value(caddyhttp.ErrorCtxKey) != nil {
+		return next.ServeHTTP(w, r)
+	}
+	if exempt, err := matchesAny(h.exempt, r); err != nil || exempt {
+		return orNext(err, w, r, next)
+	}
+	p := progressOf(r)
+	place, admitted := h.admit(p)
+	if !admitted {
+		return h.answers.refuse(w, r, &Decision{Reason: ReasonOverloaded, RetryAfter: time.Duration(h.Shed.RetryAfter)})
+	}
+	defer place.release()
+
+	charges, err := h.charges(p, r)
+	if err != nil {
+		return h.unclaimed(w, r, err)
+	}
+	if len(charges) == 0 {
+		return next.ServeHTTP(w, r)
+	}
+	d := h.limiter.Decide(r.Context(), charges)
+	if p.binds(&d) {
+		h.answers.show(w.Header(), &d)
+	}
+	if d.BlockStarted {
+		h.report(r, charges, &d)
+	}
+	if !d.Allowed {
+		return h.answers.refuse(w, r, &d)
+	}
+	return next.ServeHTTP(w, r)
+}
+
+func orNext(err error, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if err != nil {
+		return err
+	}
+	return next.ServeHTTP(w, r)
+}
+
+// progress is what the handlers that a request passes have done to it so far: each zone charges it once, and each pool
+// gives it one slot, however many handlers name them.
+type progress struct {
+	zones    []string
+	pools    []*slotPool
+	shown    bool
+	fraction float64
+}
+
+const progressVar = "rate_limit.progress"
+
+func progressOf(r *http.Request) *progress {
+	if p, ok := caddyhttp.GetVar(r.Context(), progressVar).(*progress); ok {
+		return p
+	}
+	p := new(progress)
+	caddyhttp.SetVar(r.Context(), progressVar, p)
+	return p
+}
+
+// binds says whether the headers should show a decision: the tighter one of several handlers stays, and a refusal always
+// shows.
+func (p *progress) binds(d *Decision) bool {
+	if d.Zone == "" || d.Allowed && p.shown && p.fraction <= d.fraction {
+		return false
+	}
+	p.shown, p.fraction = true, d.fraction
+	return true
+}
+
+// admission is a place in a pool; the zero value is none.
+type admission struct{ pool *slotPool }
+
+func (a admission) release() {
+	if a.pool != nil {
+		a.pool.release()
+	}
+}
+
+// admit takes a slot of the handler's pool.
+func (h *Handler) admit(p *progress) (admission, bool) {
+	if h.Shed == nil || slices.Contains(p.pools, h.pool) {
+		return admission{}, true
+	}
+	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
+		return admission{}, h.DryRun
+	}
+	p.pools = append(p.pools, h.pool)
+	return admission{h.pool}, true
+}
+
+// charges collects what the zones claim of a request.
+func (h *Handler) charges(p *progress, r *http.Request) ([]Charge, error) {
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	rules, err := h.rules(r)
+	if err != nil {
+		return nil, err
+	}
+	var charges []Charge
+	for _, z := range h.zones {
+		if slices.Contains(p.zones, z.charge.Zone) {
+			continue
+		}
+		c, claimed, err := z.claim(r, repl, h.app.hasher)
+		if err != nil {
+			return nil, err
+		}
+		if !claimed {
+			continue
+		}
+		if z.punishes() {
+			c.Penalty = rules
+		}
+		c.DryRun = c.DryRun || h.DryRun
+		charges = append(charges, c)
+		p.zones = append(p.zones, c.Zone)
+	}
+	return charges, nil
+}
+
+// rules returns the penalty that holds for a request, nil if none does.
+func (h *Handler) rules(r *http.Request) (*penaltyRules, error) {
+	if h.penalty == nil {
+		return nil, nil
+	}
+	if except, err := matchesAny(h.penalty.except, r); err != nil || except {
+		return nil, err
+	}
+	return &h.penalty.rules, nil
+}
+
+// unclaimed answers a request that could not be charged.
+func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) error {
+	switch {
+	case errors.Is(err, errEarlyData):
+		return caddyhttp.Error(http.StatusTooEarly, err)
+	case errors.Is(err, errIdentityRequired):
+		return h.answers.missingIdentity(w, r)
+	case errors.Is(err, errNoAddress):
+		return h.answers.refuse(w, r, &Decision{Reason: ReasonUnavailable, RetryAfter: time.Second})
+	}
+	return err
+}
+
+// report tells operators of a block that has just started.
+func (h *Handler) report(r *http.Request, charges []Charge, d *Decision) {
+	i := slices.IndexFunc(charges, func(c Charge) bool { return c.Zone == d.Zone })
+	c := &charges[i]
+	b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
+	fields := []zap.Field{
+		zap.String("zone", d.Zone), zap.String("client_ip", clientAddress(r)), zap.Stringer("id", c.ID),
+		zap.Int64("strikes", d.Strikes), zap.Duration("duration", d.RetryAfter), zap.Time("until", wall(b.until)),
+	}
+	if h.LogKey {
+		b.plain = h.plainKey(c.Zone, r)
+		fields = append(fields, zap.String("key", b.plain))
+	}
+	h.logger.Info("blocked", fields...)
+	if d.Source == SourceRedis {
+		h.remote.list(b, d.Now, h.app.longestBlock())
+	}
+}
+
+// plainKey returns the key of a request in the clear.
+func (h *Handler) plainKey(zone string, r *http.Request) string {
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	for _, z := range h.zones {
+		if z.charge.Zone == zone {
+			return z.key.plain(r, repl)
+		}
+	}
+	return ""
+}
+
+func clientAddress(r *http.Request) string {
+	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	return address
+}

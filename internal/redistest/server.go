@@ -1,0 +1,256 @@
+// Package redistest starts real Redis servers for tests, each on a port and in a folder of its own, and a proxy that
+// makes the way to them slow or lossy. What Redis decides is never mocked.
+package redistest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/caddy-tollgate/ratelimit/internal/proc"
+)
+
+// Server is a redis-server without persistence: it starts empty every time.
+type Server struct {
+	t        testing.TB
+	proc     *proc.Process
+	dir      string
+	port     int
+	args     []string
+	password string
+	client   *redis.Client // of the running server, for assertions
+}
+
+// Start starts a redis-server on 127.0.0.1 and waits until it answers. The server is killed when the test ends; its log
+// is shown if the test failed.
+//
+// The arguments are added to its command line, and may be whatever it takes: "--maxmemory", "10mb" or "--user",
+// "alice", "on", ">pw", "~*", "+@all" or "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(Port(t)). For TLS,
+// pass "--tls-port" with a Port of its own: the plain one stays for assertions. A server with "--requirepass" is asked
+// with that password, and URL holds it. "--sentinel" starts a Sentinel; what it watches is then said by
+// Do("sentinel", "monitor", …).
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Fatal("redis-server is not installed; `make redis` installs it")
+	}
+	s := &Server{t: t, proc: proc.New(t, "redis-server"), dir: t.TempDir(), port: proc.Port(t), args: args}
+	if i := slices.Index(args, "--requirepass"); i >= 0 && i+1 < len(args) {
+		s.password = args[i+1]
+	}
+	t.Cleanup(s.disconnect)
+	s.run()
+	return s
+}
+
+// Port returns a port on 127.0.0.1 that nobody else gets until the test ends.
+func Port(t testing.TB) int {
+	t.Helper()
+	return proc.Port(t)
+}
+
+func (s *Server) run() {
+	s.t.Helper()
+	s.proc.Start(exec.Command("redis-server", s.arguments()...))
+	s.proc.Ready(s.answers)
+	options := quiet(s.URL())
+	options.PoolSize = 1
+	s.client = redis.NewClient(options)
+}
+
+// quiet returns options for a client that does nothing by itself, so that counters stay readable.
+func quiet(url string) *redis.Options {
+	options, err := redis.ParseURL(url)
+	if err != nil {
+		panic(err)
+	}
+	options.Protocol = 2
+	options.DisableIdentity = true
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return options
+}
+
+func (s *Server) arguments() []string {
+	args := []string{"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir, "--save", "", "--appendonly", "no"}
+	if slices.Contains(s.args, "--sentinel") {
+		args = slices.Insert(args, 0, s.sentinelFile())
+	}
+	return append(args, s.args...)
+}
+
+// sentinelFile makes the file without which a Sentinel does not start: it keeps what it knows there.
+func (s *Server) sentinelFile() string {
+	s.t.Helper()
+	path := filepath.Join(s.dir, "sentinel.conf")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		s.t.Fatal(err)
+	}
+	return path
+}
+
+// answers says whether the server answers at all; that it wants a password is an answer. QUIT is there so that the
+// server has forgotten the connection when this returns.
+func (s *Server) answers() bool {
+	conn, err := net.DialTimeout("tcp", s.Addr(), time.Second)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return false
+	}
+	if _, err := conn.Write([]byte("PING\r\nQUIT\r\n")); err != nil {
+		return false
+	}
+	replies := bufio.NewReader(conn)
+	pong, err := replies.ReadString('\n')
+	if err != nil {
+		return false
+	}
+	_, err = replies.ReadString('\n')
+	return err == nil && (strings.HasPrefix(pong, "+PONG") || strings.HasPrefix(pong, "-NOAUTH"))
+}
+
+func (s *Server) disconnect() {
+	if s.client != nil {
+		_ = s.client.Close() // the connection may be dead already
+		s.client = nil
+	}
+}
+
+// Addr returns host and port of the server. It stays the same over restarts.
+func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
+
+// URL returns the address of the server as a redis:// URL.
+func (s *Server) URL() string { return redisURL(s.password, s.Addr()) }
+
+func redisURL(password, addr string) string {
+	if password != "" {
+		password = ":" + password + "@"
+	}
+	return "redis://" + password + addr
+}
+
+// Kill ends the server as a crash would. Connections to it are refused from then on.
+func (s *Server) Kill() {
+	s.t.Helper()
+	s.proc.Kill()
+	s.disconnect()
+}
+
+// Restart starts the server again, empty, on the same port, and waits until it answers. One that still runs is killed.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.Kill()
+	s.run()
+}
+
+// Stop makes the server hang: the kernel still accepts connections and bytes for it, but nothing is answered until Cont.
+func (s *Server) Stop() {
+	s.t.Helper()
+	s.proc.Signal(syscall.SIGSTOP)
+}
+
+// Cont ends what Stop began.
+func (s *Server) Cont() {
+	s.t.Helper()
+	s.proc.Signal(syscall.SIGCONT)
+}
+
+// Do sends one command and returns the reply: int64, string, []any, or nil. An error fails the test.
+//
+// All assertions of a Server share one connection, TTLs has another; the server's counters include them.
+func (s *Server) Do(args ...any) any {
+	s.t.Helper()
+	if s.client == nil {
+		s.t.Fatalf("redis %v: the server was killed", args)
+	}
+	reply, err := s.client.Do(context.Background(), args...).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		s.t.Fatalf("redis %v: %v", args, err)
+	}
+	return reply
+}
+
+// Info returns a field of a section of INFO as text, empty if there is none: Info("clients", "connected_clients"),
+// Info("stats", "total_commands_processed").
+func (s *Server) Info(section, field string) string {
+	s.t.Helper()
+	info, _ := s.Do("info", section).(string)
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok && name == field {
+			return value
+		}
+	}
+	return ""
+}
+
+// Calls returns how often a command was executed since the server started: Calls("evalsha").
+func (s *Server) Calls(command string) int {
+	s.t.Helper()
+	stat := s.Info("commandstats", "cmdstat_"+command)
+	if stat == "" {
+		return 0
+	}
+	var calls int
+	if _, err := fmt.Sscanf(stat, "calls=%d,", &calls); err != nil {
+		s.t.Fatalf("redis: reading the statistics of %s, got %q: %v", command, stat, err)
+	}
+	return calls
+}
+
+// Keys returns all keys of database 0, sorted.
+func (s *Server) Keys() []string {
+	s.t.Helper()
+	found, _ := s.Do("keys", "*").([]any)
+	keys := make([]string, len(found))
+	for i, key := range found {
+		keys[i], _ = key.(string)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// NoTTL is what TTLs tells about a key that never expires.
+const NoTTL = time.Duration(-1)
+
+// TTLs returns how long each key of database 0 will still be there, or NoTTL.
+func (s *Server) TTLs() map[string]time.Duration {
+	s.t.Helper()
+	keys := s.Keys()
+	pipe := s.client.Pipeline()
+	replies := make(map[string]*redis.DurationCmd, len(keys))
+	for _, key := range keys {
+		replies[key] = pipe.PTTL(context.Background(), key)
+	}
+	if _, err := pipe.Exec(context.Background()); err != nil {
+		s.t.Fatalf("redis pttl: %v", err)
+	}
+	ttls := make(map[string]time.Duration, len(replies))
+	for key, reply := range replies {
+		if ttl := reply.Val(); ttl != -2 { // -2: gone since
+			ttls[key] = ttl
+		}
+	}
+	return ttls
+}
+
+// Log returns what the server has written so far, over all its starts.
+func (s *Server) Log() string {
+	s.t.Helper()
+	return s.proc.Output()
+}

@@ -1,0 +1,86 @@
+package ratelimit
+
+// This file holds what the memory store does with strikes outside of a request: it is told of blocks, lists them and lifts
+// them.
+
+// knownBlock is a block that somebody asks for.
+type knownBlock struct {
+	id    ID
+	group string
+	until int64 // µs, by the clock of the store
+	// plain is the key in the clear, if the configuration wants that to be kept.
+	plain string
+}
+
+// setRecord stores strikes that another store told of, in place of what was there.
+func (m *memoryStore) setRecord(now int64, id ID, p *penaltyRules, record strikeRecord, maxKeys int) {
+	r := request{charges: []Charge{{ID: id, Penalty: p}}, visits: make([]visit, 1), states: make([]state, 1)}
+	set := m.locate(&r)
+	r.now = m.lock(set, now)
+	known := r.setRecord(record)
+	m.unlock(set)
+	if known {
+		return
+	}
+	r.now = m.lock(everyShard, now) // to make room, as take does
+	if !r.setRecord(record) && m.makeRoom(r.now, record.forgotten(p), 1, maxKeys) {
+		r.insertRecord(0)
+	}
+	m.unlock(everyShard)
+}
+
+// setRecord replaces the strikes of the only charge, if there are any.
+func (r *request) setRecord(record strikeRecord) (known bool) {
+	r.readRecord(0)
+	r.states[0].record = record
+	if r.visits[0].record < 0 {
+		return false
+	}
+	r.updateRecord(0)
+	return true
+}
+
+// unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.
+func (m *memoryStore) unblock(id ID, group string) bool {
+	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
+	set := m.locate(&r)
+	m.lock(set, 0)
+	defer m.unlock(set)
+	r.readRecord(0)
+	if r.visits[0].record < 0 {
+		return false
+	}
+	r.visits[0].shard.records.remove(r.visits[0].record)
+	m.total.Add(-1)
+	m.records.Add(-1)
+	return true
+}
+
+// blocks lists who is blocked now. It looks at every record, a shard at a time: not for the way of a request.
+func (m *memoryStore) blocks(now int64) []knownBlock {
+	groups := m.names.names()
+	var list []knownBlock
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		for p := range s.records.order.len {
+			entry := s.records.slots.at(s.records.order.at(p).slot)
+			if entry.value.until > now {
+				list = append(list, knownBlock{id: entry.key.id, group: groups[entry.key.name], until: entry.value.until})
+			}
+		}
+		s.mu.Unlock()
+	}
+	return list
+}
+
+// names returns the names by their numbers.
+func (n *nameTable) names() map[uint32]string {
+	names := map[uint32]string{}
+	if numbers := n.numbers.Load(); numbers != nil {
+		for name, i := range *numbers {
+			names[i] = name
+		}
+	}
+	return names
+}

@@ -1,0 +1,141 @@
+package ratelimit
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/caddy-tollgate/ratelimit/internal/node"
+	"github.com/caddy-tollgate/ratelimit/internal/proc"
+)
+
+// snippets returns the fenced blocks of a language in a document.
+func snippets(t *testing.T, path, language string) []string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, match := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		found = append(found, match[1])
+	}
+	if len(found) == 0 {
+		t.Fatalf("no %s snippets in %s", language, path)
+	}
+	return found
+}
+
+// Every Caddyfile in the README is valid as it stands.
+func TestReadmeCaddyfiles(t *testing.T) {
+	t.Setenv("REDIS_URL", "redis://127.0.0.1:6379/0")
+	for i, snippet := range snippets(t, "README.md", "caddyfile") {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			if message := validate(t, snippet); message != "" {
+				t.Errorf("%s\n%s", message, snippet)
+			}
+		})
+	}
+}
+
+// validate runs caddy validate on a Caddyfile and returns the error, empty if it is valid.
+func validate(t *testing.T, caddyfile string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Placeholders of the environment are replaced when a configuration loads, so it must be there.
+	_, stderr, code := node.Run(t, "validate", "--config", file, "--envfile", envFile(t))
+	if code == 0 {
+		return ""
+	}
+	return strings.TrimSpace(stderr)
+}
+
+func envFile(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "env")
+	if err := os.WriteFile(file, []byte("REDIS_URL="+os.Getenv("REDIS_URL")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// The commands of the README, typed one after the other, print what it says.
+func TestReadmeTranscript(t *testing.T) {
+	example, err := os.ReadFile("example.Caddyfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := node.Start(t, string(example), node.Env("PAGE_PORT", strconv.Itoa(proc.Port(t))))
+	_, port, _ := strings.Cut(n.Addr(), ":")
+	for _, snippet := range snippets(t, "README.md", "console") {
+		for command, want := range transcript(snippet) {
+			cmd := exec.Command("sh", "-c", strings.ReplaceAll(command, "localhost:8080", "localhost:"+port))
+			output, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v\n%s", command, err, output)
+			}
+			if got := withoutTimes(string(output)); got != withoutTimes(want) {
+				t.Errorf("%s\nprints\n%s\nand the README says\n%s", command, got, want)
+			}
+		}
+	}
+}
+
+// transcript returns the commands behind `$ ` in their order, each with what follows it.
+func transcript(snippet string) func(yield func(command, output string) bool) {
+	return func(yield func(string, string) bool) {
+		for _, part := range strings.Split("\n"+snippet, "\n$ ")[1:] {
+			command, output, _ := strings.Cut(part, "\n")
+			if !yield(command, output) {
+				return
+			}
+		}
+	}
+}
+
+var times = regexp.MustCompile(`(?m)^(Date|X-Ratelimit-Reset): .*$`)
+
+// withoutTimes makes outputs comparable.
+func withoutTimes(output string) string {
+	output = strings.ReplaceAll(output, "\r\n", "\n")
+	return strings.TrimSpace(times.ReplaceAllString(output, "$1: …"))
+}
+
+// The example is valid, formatted, and serves its page for refusals.
+func TestExample(t *testing.T) {
+	example, err := os.ReadFile("example.Caddyfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stdout, stderr, code := node.Run(t, "fmt", "--diff", abs(t, "example.Caddyfile")); code != 0 {
+		t.Errorf("caddy fmt --diff: %s%s", stdout, stderr)
+	}
+	page := proc.Port(t)
+	n := node.Start(t, string(example), node.Env("PAGE_PORT", strconv.Itoa(page)))
+	if answer := n.Get("/healthz", "Host: localhost"); answer.Body != "ok\n" || answer.Header.Get("X-RateLimit-Limit") != "" {
+		t.Errorf("health check: %+v", answer)
+	}
+	if answer := n.Get("/account/", "Host: localhost", "Authorization: Basic Ym9iOmhpY2N1cA=="); answer.Body != "account of bob\n" || answer.Header.Get("X-RateLimit-Limit") != "10" {
+		t.Errorf("account: %+v", answer)
+	}
+	out, err := exec.Command("sh", "-c", "for i in 1 2 3 4 5 6; do curl -s localhost:"+strconv.Itoa(page)+"/; done").Output()
+	if want := strings.Repeat("hello\n", 5) + "Slow down: pages allows 5 at once. Come back in 12 s.\n"; err != nil || string(out) != want {
+		t.Errorf("got %q, %v, want %q", out, err, want)
+	}
+}
+
+func abs(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,119 @@
+package ratelimit
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file keeps the list of blocks in Redis: a sorted set beside the state of the identities, so that nobody has to scan for
+// them. It is for people; no decision depends on it, and what happens to it costs no request anything.
+
+// maxListed bounds the list; the blocks that end last stay.
+const maxListed = 100_000
+
+func (s *redisStore) listKey() string { return s.prefix + ":blocks" }
+
+// member is what stands in the list: identity, group, and the key in the clear if wanted.
+func member(b knownBlock) string {
+	return b.id.String() + " " + b.group + " " + b.plain
+}
+
+func parseMember(text string, until float64) (knownBlock, error) {
+	parts := strings.SplitN(text, " ", 3)
+	if len(parts) != 3 {
+		return knownBlock{}, errors.New("reading the list of blocks: an entry has another form")
+	}
+	id, err := parseID(parts[0])
+	return knownBlock{id: id, group: parts[1], plain: parts[2], until: int64(until) * 1000}, err
+}
+
+// parseID reads an identity as it stands in Redis keys and lists.
+func parseID(text string) (ID, error) {
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err != nil || len(raw) != len(ID{}) {
+		return ID{}, fmt.Errorf("id %q is not one of ours: it has 22 letters, digits, - and _", text)
+	}
+	return ID(raw), nil
+}
+
+// list notes a block that has just started, without waiting: now is the time of the decision, longest the longest block there
+// can be.
+func (s *redisStore) list(b knownBlock, now, longest int64) {
+	w := s.client.enter()
+	defer s.client.leave(1)
+	ctx := context.Background()
+	for _, args := range [][]any{
+		{"zadd", s.listKey(), b.until / 1000, member(b)},
+		{"zremrangebyscore", s.listKey(), "-inf", now / 1000},
+		{"zremrangebyrank", s.listKey(), 0, -maxListed - 1},
+		{"pexpire", s.listKey(), longest/1000 + 1000},
+	} {
+		w.quick.Submit(ctx, onceCmd{redis.NewCmd(ctx, args...)})
+	}
+}
+
+// blocks lists who is blocked now.
+func (s *redisStore) blocks(ctx context.Context) ([]knownBlock, error) {
+	w := s.client.enter()
+	defer s.client.leave(1)
+	now, err := w.client.Time(ctx).Result()
+	if err != nil {
+		return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
+	}
+	since := "(" + strconv.FormatInt(now.UnixMilli(), 10)
+	found, err := w.client.ZRangeByScoreWithScores(ctx, s.listKey(), &redis.ZRangeBy{Min: since, Max: "+inf"}).Result()
+	if err != nil {
+		return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
+	}
+	list := make([]knownBlock, 0, len(found))
+	for _, z := range found {
+		b, err := parseMember(fmt.Sprint(z.Member), z.Score)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, b)
+	}
+	return list, nil
+}
+
+// unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.
+func (s *redisStore) unblock(ctx context.Context, id ID, group string) (bool, error) {
+	w := s.client.enter()
+	defer s.client.leave(1)
+	removed, err := w.client.HDel(ctx, s.key(id), "p"+group).Result()
+	if err != nil {
+		return false, fmt.Errorf("unblocking in Redis: %w", err)
+	}
+	return removed > 0, s.unlist(ctx, w, id, group)
+}
+
+// unlist removes the entries of an identity and group, whatever their plain keys are.
+func (s *redisStore) unlist(ctx context.Context, w *wire, id ID, group string) error {
+	first := member(knownBlock{id: id, group: group})
+	scan := w.client.ZScan(ctx, s.listKey(), 0, globbed(first)+"*", 1000).Iterator()
+	var found []any
+	for scan.Next(ctx) {
+		if strings.HasPrefix(scan.Val(), first) { // the scan gives scores, too
+			found = append(found, scan.Val())
+		}
+	}
+	if err := scan.Err(); err != nil || len(found) == 0 {
+		return err
+	}
+	return w.client.ZRem(ctx, s.listKey(), found...).Err()
+}
+
+// globbed escapes what a Redis pattern takes for a wildcard. Group names can hold none, so this is for the day they do.
+func globbed(text string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(text)
+}
+
+// wall returns a time by the clock of a store.
+func wall(us int64) time.Time { return time.UnixMicro(us).UTC() }

@@ -1,0 +1,217 @@
+package ratelimit
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/caddy-tollgate/ratelimit/internal/proc"
+	"github.com/caddy-tollgate/ratelimit/internal/redistest"
+)
+
+// dialRedis returns a store on a server, with a client of its own.
+func dialRedis(t *testing.T, addr string, timeout, patience time.Duration) *redisStore {
+	t.Helper()
+	client, err := acquireRedis(redisSettings{network: "tcp", address: addr, timeout: timeout, patience: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { releaseRedis(client) })
+	return &redisStore{client: client, prefix: "tollgate"}
+}
+
+// A lost reply costs one debit: the command was executed, nobody knows, and nothing sends it again.
+func TestLostReplyDebitsOnce(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr())
+	store := dialRedis(t, proxy.Addr(), 200*time.Millisecond, time.Second)
+	c := testCharge("api", 10)
+	if d, err := store.Take(context.Background(), []Charge{c}); err != nil || d.Remaining != 9 {
+		t.Fatalf("got %+v, %v", d, err)
+	}
+	before := server.Calls("evalsha")
+	proxy.DropReplies(true)
+	if _, err := store.Take(context.Background(), []Charge{c}); err == nil {
+		t.Fatal("a reply that never came was no error")
+	}
+	proxy.DropReplies(false)
+	proc.Eventually(t, "the next one is answered", func() bool {
+		d, err := store.Take(context.Background(), []Charge{c})
+		if err == nil && d.Remaining != 7 {
+			t.Errorf("%d left after two answered calls and a lost one, want 7", d.Remaining)
+		}
+		return err == nil
+	})
+	if calls := server.Calls("evalsha") - before; calls > 2+20 { // the probes of an outage may be among them, retries may not
+		t.Errorf("%d calls for two decisions", calls)
+	}
+}
+
+// Redis forgets scripts, at a failover or by SCRIPT FLUSH: that costs one more call, not a decision.
+func TestForgottenScript(t *testing.T) {
+	server := redistest.Start(t)
+	store := dialRedis(t, server.Addr(), 5*time.Second, 5*time.Second)
+	for left := int64(9); left > 5; left-- {
+		server.Do("script", "flush")
+		if d, err := store.Take(context.Background(), []Charge{testCharge("api", 10)}); err != nil || d.Remaining != left {
+			t.Fatalf("got %+v, %v, want %d left", d, err, left)
+		}
+	}
+	if down, _ := store.client.breaker.state(); down {
+		t.Error("a forgotten script counts as an outage")
+	}
+}
+
+// While Redis hangs, no decision waits for longer than its budget, and once that is known, none waits and none is sent.
+func TestHangingRedisIsLeftAlone(t *testing.T) {
+	const budget = 100 * time.Millisecond
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr())
+	store := dialRedis(t, proxy.Addr(), budget, 2*budget)
+	l, _ := newTestLimiter(store, 1)
+	if d := l.Decide(context.Background(), []Charge{testCharge("api", 1000)}); d.Source != SourceRedis {
+		t.Fatalf("got %+v", d)
+	}
+	server.Stop()
+	var took []time.Duration
+	var mu sync.Mutex
+	decide := func(n int) {
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() {
+				for range n {
+					begun := time.Now()
+					l.Decide(context.Background(), []Charge{testCharge("api", 1000)})
+					mu.Lock()
+					took = append(took, time.Since(begun))
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+	}
+	for down := false; !down; down, _ = store.client.breaker.state() {
+		decide(1)
+	}
+	sent, begun := proxy.Requests(), time.Now()
+	decide(2000)
+	elapsed := time.Since(begun)
+	// A probe is sent at most every probeFirst, and soon only every probeMax.
+	if more := proxy.Requests() - sent; more > 10+int(elapsed/(probeMax/2)) {
+		t.Errorf("%d requests were sent in %s for 32000 decisions while Redis was known to hang", more, elapsed)
+	}
+	server.Cont()
+	proc.Eventually(t, "Redis decides again", func() bool {
+		return l.Decide(context.Background(), []Charge{testCharge("api", 1000)}).Source == SourceRedis
+	})
+	slices.Sort(took)
+	t.Logf("%d decisions while Redis hung: p50 %s, p99.9 %s, max %s; budget %s", len(took), took[len(took)/2], took[len(took)*999/1000], took[len(took)-1], budget)
+	if longest := took[len(took)-1]; longest > 20*budget { // a bound for a machine under load; the log has the numbers
+		t.Errorf("a decision took %s of a budget of %s", longest, budget)
+	}
+}
+
+// A client that goes away is neither a failure of Redis nor a free request.
+func TestClientGoneIsCharged(t *testing.T) {
+	server := redistest.Start(t)
+	store := dialRedis(t, server.Addr(), 5*time.Second, 5*time.Second)
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	for left := int64(9); left >= 0; left-- {
+		if d, err := store.Take(gone, []Charge{testCharge("api", 10)}); err != nil || d.Remaining != left {
+			t.Fatalf("got %+v, %v, want %d left", d, err, left)
+		}
+	}
+	if d, err := store.Take(gone, []Charge{testCharge("api", 10)}); err != nil || d.Allowed {
+		t.Errorf("got %+v, %v", d, err)
+	}
+}
+
+// On a sensitive route a hiccup is waited for, also by requests that come after Redis was found to be silent.
+func TestSensitiveRouteWaitsForAHiccup(t *testing.T) {
+	server := redistest.Start(t)
+	store := dialRedis(t, server.Addr(), 50*time.Millisecond, 10*time.Second)
+	l, _ := newTestLimiter(store, 1)
+	quick, patient := testCharge("api", 1e6), testCharge("login", 1e6)
+	patient.Patient, patient.OnStoreError = true, PolicyDeny
+	proc.Eventually(t, "Redis decides", func() bool { return l.Decide(context.Background(), []Charge{quick}).Source == SourceRedis })
+	server.Stop()
+	for down := false; !down; down, _ = store.client.breaker.state() {
+		l.Decide(context.Background(), []Charge{quick})
+	}
+	var decided atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if d := l.Decide(context.Background(), []Charge{patient}); !d.Allowed || d.Source != SourceRedis {
+				t.Errorf("got %+v", d)
+			}
+			decided.Add(1)
+		})
+	}
+	server.Cont()
+	wg.Wait()
+	if decided.Load() != 8 {
+		t.Errorf("%d decisions", decided.Load())
+	}
+}
+
+// Clients come and go with configurations: equal settings share one, and nothing of the last is left.
+func TestClientsLeaveNothing(t *testing.T) {
+	server := redistest.Start(t)
+	ignore := goleak.IgnoreCurrent()
+	settings := redisSettings{network: "tcp", address: server.Addr(), timeout: time.Second, patience: time.Second}
+	var late *redisClient
+	for i := range 50 {
+		settings.timeout = time.Second + time.Duration(i%5)
+		client, err := acquireRedis(settings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, _ := acquireRedis(settings)
+		if again != client {
+			t.Fatal("equal settings have two clients")
+		}
+		client.start()
+		releaseRedis(again)
+		releaseRedis(client)
+		late = client
+	}
+	// A request of a configuration that is gone still finds its way.
+	if d, err := (&redisStore{client: late, prefix: "tollgate"}).Take(context.Background(), []Charge{testCharge("api", 10)}); err != nil || !d.Allowed {
+		t.Errorf("got %+v, %v", d, err)
+	}
+	proc.Eventually(t, "all connections are closed", func() bool { return server.Info("clients", "connected_clients") == "1" })
+	goleak.VerifyNone(t, ignore)
+}
+
+func TestRedisSettings(t *testing.T) {
+	t.Setenv("TOLLGATE_TEST_ADDRESS", "redis://user:pass@example.com:6380/3")
+	t.Setenv("TOLLGATE_TEST_EMPTY", "")
+	for _, test := range []struct{ address, want, err string }{
+		{address: "localhost:6379", want: "localhost:6379/0"},
+		{address: "redis://localhost", want: "localhost:6379/0"},
+		{address: "redis://:secret@localhost:7000/5", want: "localhost:7000/5"},
+		{address: "unix:///run/redis.sock?db=2", want: "/run/redis.sock/2"},
+		{address: "{env.TOLLGATE_TEST_ADDRESS}", want: "example.com:6380/3"},
+		{address: "{env.TOLLGATE_TEST_EMPTY}", err: `redis: "{env.TOLLGATE_TEST_EMPTY}": evaluated placeholder {env.TOLLGATE_TEST_EMPTY} is empty; write redis off to keep buckets in this process`},
+		{address: "localhost", err: "redis: the address must be host:port or a URL like redis://host:6379/0"},
+		{address: "http://:secret@localhost:6379", err: `redis: the URL's scheme must be redis or unix, got "http"`},
+		{address: "redis://:sec%ret@localhost", err: "redis: the URL cannot be parsed; write it like redis://user:password@host:6379/0, special characters in the password as %XX"},
+		{address: "redis://:secret@localhost/zero", err: "redis: the URL must be like redis://user:password@host:6379/0 or unix:///run/redis.sock?db=0"},
+		{address: "redis://:secret@localhost?read_timeout=6s", err: `redis: the URL has an unknown parameter "read_timeout"`},
+	} {
+		s, err := (&Redis{Address: []string{test.address}}).settings()
+		switch {
+		case test.err == "" && (err != nil || s.String() != test.want):
+			t.Errorf("%s: got %s, %v, want %s", test.address, s.String(), err, test.want)
+		case test.err != "" && (err == nil || err.Error() != test.err):
+			t.Errorf("%s:\ngot  %v\nwant %s", test.address, err, test.err)
+		}
+	}
+}

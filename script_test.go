@@ -1,0 +1,143 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"pgregory.net/rapid"
+
+	"github.com/caddy-tollgate/ratelimit/internal/redistest"
+)
+
+// plain is the plainest store there is: maps and take. It forgets nothing, as a key in Redis does not while it lives.
+type plain struct {
+	buckets map[string]Bucket
+	records map[string]strikeRecord
+}
+
+func newPlain() *plain {
+	return &plain{buckets: map[string]Bucket{}, records: map[string]strikeRecord{}}
+}
+
+func (m *plain) take(now int64, charges []Charge) outcome {
+	states := make([]state, len(charges))
+	for i := range charges {
+		states[i].bucket = m.buckets[bucketName(&charges[i])]
+		if charges[i].Penalty != nil {
+			states[i].record = m.records[recordName(&charges[i])]
+		}
+	}
+	out := take(now, charges, states)
+	for i := range charges {
+		if states[i].wroteBucket {
+			m.buckets[bucketName(&charges[i])] = states[i].bucket
+		}
+		if states[i].wroteRecord {
+			m.records[recordName(&charges[i])] = states[i].record
+		}
+	}
+	return out
+}
+
+func bucketName(c *Charge) string { return fmt.Sprintf("%x %s", c.ID, c.Zone) }
+
+func recordName(c *Charge) string { return fmt.Sprintf("%x %s", c.ID, c.Penalty.group) }
+
+// scripted runs the script in a real Redis at a test clock.
+type scripted struct {
+	client *redis.Client
+	prefix string
+}
+
+func (s scripted) take(t rapid.TB, now int64, charges []Charge) outcome {
+	store := redisStore{prefix: s.prefix, clock: strconv.FormatInt(now, 10)}
+	keys, args := store.arguments(charges)
+	reply, err := s.client.Eval(context.Background(), bucketScript, keys, args...).Result()
+	if err != nil {
+		t.Fatalf("script: %v", err)
+	}
+	out, err := decodeOutcome(reply, len(charges))
+	if err != nil {
+		t.Fatalf("reply %v: %v", reply, err)
+	}
+	return out
+}
+
+// drawLimit draws from rates of all sizes, odd ones included.
+func drawLimit(t *rapid.T) Limit {
+	text := rapid.SampledFrom([]string{"1/h", "1/day", "10/s", "7/s", "100/m", "30000/s", "10000000/day", "0.5/s", "1/10s", "13/17s", "123457/day", "1/1500ms"}).Draw(t, "rate")
+	rate, err := ParseRate(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	burst := rapid.SampledFrom([]int64{1, 2, 3, 10, 100, 10_000_000}).Draw(t, "burst")
+	limit := Limit{Num: rate.num, Den: rate.den, Burst: burst * Token}
+	if limit.Burst/limit.Num > maxFill.Microseconds()/limit.Den {
+		limit.Burst = Token // as slow a limit with such a burst is a load error
+	}
+	return limit
+}
+
+func drawCharges(t *rapid.T, ids []ID, rules []*penaltyRules) []Charge {
+	zones := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"a", "b", "c", "d"}), 1, 4, rapid.ID[string]).Draw(t, "zones")
+	charges := make([]Charge, 0, len(zones))
+	for _, zone := range zones {
+		limit := drawLimit(t)
+		c := Charge{
+			Zone: zone, ID: rapid.SampledFrom(ids).Draw(t, "id"), Limit: limit,
+			Cost:     min(limit.Burst, Token*rapid.SampledFrom([]int64{1, 1, 1, 2, 7, 5_000_000}).Draw(t, "cost")),
+			NoStrike: rapid.IntRange(0, 9).Draw(t, "no strike") == 0,
+			DryRun:   rapid.IntRange(0, 9).Draw(t, "dry run") == 0,
+		}
+		if g := rapid.IntRange(0, len(rules)).Draw(t, "group"); g > 0 {
+			c.Penalty = rules[g-1]
+		}
+		charges = append(charges, c)
+	}
+	return charges
+}
+
+// The script and its specification in Go agree on every field of every decision: any charges, costs, changes of limit,
+// idle times and blocks, also when the clock steps back.
+func TestScriptIsTheModel(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	cases, steps, verdicts := 0, 0, map[verdict]int{}
+	rapid.Check(t, func(t *rapid.T) {
+		cases++
+		script := scripted{client, fmt.Sprintf("case%d-%d", time.Now().UnixNano(), cases)}
+		model := newPlain()
+		rules := []*penaltyRules{
+			{group: "", after: 3, base: 60e6, max: 3600e6, window: 3600e6},
+			{group: "strict", after: 0, base: 1e6, max: 7e6, window: 30e6, every: rapid.SampledFrom([]int64{0, 10e6}).Draw(t, "every")},
+		}
+		ids := []ID{{1}, {2}, {3}}
+		now := int64(1_764_550_000_123_456)
+		for range rapid.IntRange(250, 400).Draw(t, "steps") {
+			now += rapid.SampledFrom([]int64{0, 1, 999, 1e3, 1e5, 1e6, 3e6, 61e6, 3600e6, 7200e6, 1e11, -5e6}).Draw(t, "idle")
+			charges := drawCharges(t, ids, rules)
+			want := model.take(now, charges)
+			got := script.take(t, now, charges)
+			if !reflect.DeepEqual(got, want) {
+				t.Fatalf("at %d charges %+v:\nscript %+v\nmodel  %+v", now, charges, got, want)
+			}
+			steps++
+			verdicts[got.verdict]++
+		}
+	})
+	t.Logf("%d steps in %d cases: %d allowed, %d limited, %d blocked", steps, cases, verdicts[verdictAllowed], verdicts[verdictLimited], verdicts[verdictBlocked])
+	if steps < 20_000 || verdicts[verdictLimited] < 500 || verdicts[verdictBlocked] < 500 {
+		t.Error("too few steps of a kind for the test to mean anything")
+	}
+	for key, ttl := range server.TTLs() {
+		if ttl <= 0 || ttl > maxFill+time.Hour {
+			t.Errorf("key %q has a TTL of %s", key, ttl)
+		}
+	}
+}
