@@ -483,6 +483,32 @@ func TestWhoAnswersInASubroute(t *testing.T) {
 	}
 }
 
+// The same with the handler itself: an error that no route of the subroute matches must not open the way to the backend.
+func TestRefusedRequestDoesNotLeaveASubroute(t *testing.T) {
+	for _, answer := range []string{"auto", "error", "json"} {
+		s := &testServer{t: t}
+		s.load(fmt.Appendf(nil, `{"admin":{"disabled":true,"config":{"persist":false}},
+			"storage":{"module":"file_system","root":%q},
+			"apps":{"tls":{"disable_storage_clean":true},"http":{"servers":{"s":{
+				"listen":["127.0.0.1:0"],"automatic_https":{"disable":true},
+				"routes":[
+					{"handle":[{"handler":"subroute",
+						"routes":[{"handle":[{"handler":"rate_limit","answer":%q,"rate_limits":{%q:{"key":"all","rate":"1/h"}}}]}],
+						"errors":{"routes":[{"match":[{"path":["/other"]}],"handle":[{"handler":"static_response","body":"a page"}]}]}}]},
+					{"handle":[{"handler":"static_response","body":"the backend"}]}
+				]}}}}}`, t.TempDir(), answer, "nested_"+answer))
+		if got := s.ask("GET", "http://a.test/", ""); got.body != "the backend" {
+			t.Errorf("answer %s: the first request gets %q", answer, got.body)
+		}
+		if got := s.ask("GET", "http://a.test/", ""); got.status != 429 || !strings.HasPrefix(got.body, `{"error":"rate_limited",`) {
+			t.Errorf("answer %s: the second request gets %d %q, want to be refused", answer, got.status, got.body)
+		}
+		if got := s.ask("GET", "http://a.test/other", ""); answer != "json" && got.body != "a page" {
+			t.Errorf("answer %s: where a page matches, the answer is %q", answer, got.body)
+		}
+	}
+}
+
 // testVerdict is a matcher that says what it is told to.
 type testVerdict struct {
 	Says string `json:"says"`

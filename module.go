@@ -127,6 +127,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.answers, err = newAnswerer(h.Answer, h.Headers, h.Reset, h.Jitter); err != nil {
 		return err
 	}
+	h.answers.nested = enclosingErrors(ctx)
 	for _, provision := range []func(caddy.Context) error{h.provisionZones, h.provisionPenalty, h.provisionShed, h.provisionLimiter} {
 		if err := provision(ctx); err != nil {
 			return err
