@@ -298,6 +298,9 @@ func TestWhoAnswers(t *testing.T) {
 		{"pages by the address before a rewrite", site("a.test", `
 			route {
 				vars tenant one
+				map {host} {plan} {
+					a.test gold
+				}
 				rewrite /was/* /is?now=1
 				uri strip_prefix /cut
 				test_refuse
@@ -305,7 +308,7 @@ func TestWhoAnswers(t *testing.T) {
 			handle_errors {
 				@was path /was/*
 				respond @was "by matcher: {path} {query}"
-				@cut expression path('/cut/*') && {path}.startsWith("/cut/") && {uri} == {http.request.orig_uri} && {http.vars.tenant} == "one"
+				@cut expression path('/cut/*') && {path}.startsWith("/cut/") && {uri} == {http.request.orig_uri} && {http.vars.tenant} == "one" && {plan} == "gold"
 				respond @cut "by placeholder: {path}"
 				respond /is "a page for the rewritten address"
 			}`), []ask{
@@ -448,6 +451,8 @@ func TestWhoAnswersInASubroute(t *testing.T) {
 		refuse, body                string
 	}{
 		{"a page of the subroute", "auto", `[{"handle":[{"handler":"static_response","body":"nested {http.request.uri.path}"}]}]`, `[]`, "limited", "nested /rewritten"},
+		{"a page by the address before a rewrite", "auto", `[{"match":[{"expression":"{http.request.orig_uri.path} == '/asked'"}],"handle":[{"handler":"static_response","body":"asked"}]}]`,
+			`[]`, "limited", "asked"},
 		{"it comes before the server's", "auto", `[{"handle":[{"handler":"static_response","body":"nested"}]}]`,
 			`[{"handle":[{"handler":"static_response","body":"server"}]}]`, "limited", "nested"},
 		{"overload has no page", "auto", `[{"handle":[{"handler":"static_response","body":"nested"}]}]`, `[]`, "overloaded", ourOverloaded},
@@ -471,10 +476,36 @@ func TestWhoAnswersInASubroute(t *testing.T) {
 							"errors":{"routes":%s}}]},
 						{"handle":[{"handler":"static_response","body":"the backend"}]}
 					]}}}}}`, t.TempDir(), row.server, row.answer, row.errors))
-			if got := s.ask("GET", "http://a.test/", row.refuse); got.body != row.body {
+			if got := s.ask("GET", "http://a.test/asked", row.refuse); got.body != row.body {
 				t.Errorf("body %q, want %q", got.body, row.body)
 			}
 		})
+	}
+}
+
+// The same with the handler itself: an error that no route of the subroute matches must not open the way to the backend.
+func TestRefusedRequestDoesNotLeaveASubroute(t *testing.T) {
+	for _, answer := range []string{"auto", "error", "json"} {
+		s := &testServer{t: t}
+		s.load(fmt.Appendf(nil, `{"admin":{"disabled":true,"config":{"persist":false}},
+			"storage":{"module":"file_system","root":%q},
+			"apps":{"tls":{"disable_storage_clean":true},"http":{"servers":{"s":{
+				"listen":["127.0.0.1:0"],"automatic_https":{"disable":true},
+				"routes":[
+					{"handle":[{"handler":"subroute",
+						"routes":[{"handle":[{"handler":"rate_limit","answer":%q,"rate_limits":{%q:{"key":"all","rate":"1/h"}}}]}],
+						"errors":{"routes":[{"match":[{"path":["/other"]}],"handle":[{"handler":"static_response","body":"a page"}]}]}}]},
+					{"handle":[{"handler":"static_response","body":"the backend"}]}
+				]}}}}}`, t.TempDir(), answer, "nested_"+answer))
+		if got := s.ask("GET", "http://a.test/", ""); got.body != "the backend" {
+			t.Errorf("answer %s: the first request gets %q", answer, got.body)
+		}
+		if got := s.ask("GET", "http://a.test/", ""); got.status != 429 || !strings.HasPrefix(got.body, `{"error":"rate_limited",`) {
+			t.Errorf("answer %s: the second request gets %d %q, want to be refused", answer, got.status, got.body)
+		}
+		if got := s.ask("GET", "http://a.test/other", ""); answer != "json" && got.body != "a page" {
+			t.Errorf("answer %s: where a page matches, the answer is %q", answer, got.body)
+		}
 	}
 }
 
@@ -627,7 +658,7 @@ func traces(r *http.Request, repl *caddy.Replacer) object {
 	for _, name := range []string{
 		"http.error", "http.error.status_code", "http.error.status_text", "http.error.id", "http.error.trace", "http.error.message",
 		"http.rate_limit.zone", "http.rate_limit.exceeded.name", "http.rate_limit.reason", "http.rate_limit.retry_after",
-		"http.rate_limit.limit", "http.rate_limit.remaining", "http.rate_limit.reset", "http.regexp.test.1", "http.request.uri", "http.request.orig_uri",
+		"http.rate_limit.limit", "http.rate_limit.remaining", "http.rate_limit.reset", "http.regexp.test.1", "http.request.uri", "http.request.orig_uri.path",
 	} {
 		seen[name], _ = repl.Get(name)
 	}

@@ -20,7 +20,7 @@
 //	breaker.go    whether Redis is worth a try
 //	shed.go       slots for requests in flight
 //	headers.go    the answers
-//	admin.go      what operators see and change
+//	errorflow.go  whether error routes answer instead
 package ratelimit
 
 import (
@@ -78,7 +78,9 @@ type Handler struct {
 
 	// How a refusal is answered: `error` returns an error to Caddy, for `handle_errors`; `json` writes our own body;
 	// `auto` (default) does the first if an error route matches the request and the second if not.
-	// Overload is written directly unless this is `error`.
+	// Overload is written directly unless this is `error`. Error routes are those of the server, or of the innermost
+	// subroute with `errors` around this handler; if none of a subroute's matches, our own body is written in any case,
+	// since the request would go on to the handlers behind the subroute.
 	Answer string `json:"answer,omitempty"`
 
 	// Adds up to this part to every Retry-After, never less than the truth: 0.1 adds 0 to 10 %. Between 0 and 1.
@@ -125,6 +127,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.answers, err = newAnswerer(h.Answer, h.Headers, h.Reset, h.Jitter); err != nil {
 		return err
 	}
+	h.answers.nested = enclosingErrors(ctx)
 	for _, provision := range []func(caddy.Context) error{h.provisionZones, h.provisionPenalty, h.provisionShed, h.provisionLimiter} {
 		if err := provision(ctx); err != nil {
 			return err
