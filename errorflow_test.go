@@ -32,7 +32,8 @@ func init() {
 	caddy.RegisterModule(new(testMark))
 	httpcaddyfile.RegisterHandlerDirective("test_refuse", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 		t := new(testRefuser)
-		return t, t.UnmarshalCaddyfile(h.Dispenser)
+		err := t.UnmarshalCaddyfile(h.Dispenser)
+		return t, err
 	})
 }
 
@@ -79,10 +80,10 @@ func (t *testRefuser) ServeHTTP(w http.ResponseWriter, r *http.Request, next cad
 
 func testDecision(reason Reason) Decision {
 	d := Decision{Reason: reason, Zone: "api", Limit: 20, Remaining: 3, RetryAfter: 7 * time.Second, ResetAfter: time.Minute, Now: answerNow}
-	switch reason {
-	case ReasonNone:
+	if reason == ReasonNone {
 		d.Allowed, d.RetryAfter = true, 0
-	case ReasonOverloaded:
+	}
+	if reason == ReasonOverloaded {
 		d = Decision{Reason: reason, RetryAfter: 5 * time.Second}
 	}
 	return d
@@ -697,8 +698,8 @@ func TestErrorsArePublic(t *testing.T) {
 		r, repl := prepared(nil, server)
 		a, d := answerer{}, testDecision(reason)
 		w := httptest.NewRecorder()
-		err, ok := a.refuse(w, r, &d).(caddyhttp.HandlerError)
-		if !ok || err.Err.Error() != want {
+		var err caddyhttp.HandlerError
+		if !errors.As(a.refuse(w, r, &d), &err) || err.Err.Error() != want {
 			t.Errorf("%s: error %v, want %s", reason, err, want)
 		}
 		if got, _ := repl.Get("http.rate_limit.reason"); got != string(reason) {
