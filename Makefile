@@ -26,13 +26,13 @@ bin/golangci-lint-$(GOLANGCI_LINT_VERSION):
 	GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_LINT_VERSION)
 	mv bin/golangci-lint $@
 
-# The version after @ is made up: it keeps `go get` from asking for published ones, which the folder replaces anyway.
-xcaddy: ## Build Caddy with this module the way users do, and see that the module is in it
-	go tool xcaddy build $$(go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2) \
-		--with $(MODULE)@v0.0.0=. --output bin/caddy
+# A module that is not published is replaced by this folder; `off` in place of `direct` keeps Go from looking for it elsewhere.
+xcaddy: ## Build Caddy with this module the way users do, and run the README and the example with it
+	GOPROXY=$$(go env GOPROXY | tr , '|' | sed 's/|direct$$/|off/') go tool xcaddy build \
+		$$(go list -m -f '{{.Version}}' github.com/caddyserver/caddy/v2) --with $(MODULE)=. --output bin/caddy
 	bin/caddy list-modules | grep -x http.handlers.rate_limit
 	bin/caddy list-modules | grep -x rate_limit
-	if [ -e example.Caddyfile ]; then bin/caddy validate --config example.Caddyfile; fi
+	TOLLGATE_CADDY=$(CURDIR)/bin/caddy go test -count=1 -run 'TestReadme|TestExample' .
 
 run: ## Run Caddy with example.Caddyfile
 	go run ./cmd/caddy run --config example.Caddyfile

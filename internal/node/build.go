@@ -10,9 +10,18 @@ import (
 	"syscall"
 )
 
+// binaryVariable names the environment variable that says which Caddy to run in place of one that is built: to test what
+// somebody else has built.
+const binaryVariable = "TOLLGATE_CADDY"
+
 // binary and raceBinary build the Caddy of this module, once in a test binary, and return where it is.
 var (
-	binary     = sync.OnceValues(func() (string, error) { return build("caddy") })
+	binary = sync.OnceValues(func() (string, error) {
+		if path := os.Getenv(binaryVariable); path != "" {
+			return path, nil
+		}
+		return build("caddy")
+	})
 	raceBinary = sync.OnceValues(func() (string, error) { return build("caddy-race", "-race") })
 )
 
