@@ -4,15 +4,15 @@ GOLANGCI_LINT_VERSION := 2.15.0
 MODULE := github.com/caddy-tollgate/ratelimit
 FUZZTIME ?= 1m
 
-.PHONY: help redis test lint xcaddy run fuzz bench clean
+.PHONY: help tools test lint xcaddy run fuzz bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-redis: ## Install redis-server if it is missing
-	@.ci/install-redis
+tools: ## Install redis-server and curl if they are missing
+	@.ci/install-tools
 
-test: redis ## Run all tests with the race detector
+test: tools ## Run all tests with the race detector
 	@# Tests build Caddy too; with everything compiled before, they do not compile it a second time at the same time.
 	go build ./... && go build -race ./...
 	go test -race -shuffle=on -timeout 20m ./...

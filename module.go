@@ -2,25 +2,27 @@
 //
 // The files, in the order of a request's way through them:
 //
-//	module.go     the handler's configuration and life
-//	app.go        what the handlers of one configuration share
-//	caddyfile.go  the directive and the global option; caddyfile_*.go are what they are read with
-//	handler.go    a request's way
-//	zone.go       one limit: which requests, which key, which cost
-//	key.go        a key expression: template, hash, what it says about the client
-//	key_value.go  the value of one placeholder; grouping of addresses
+//	module.go       the handler's configuration and life; warnings.go says what it is usually wrong about
+//	app.go          what the handlers of one configuration share
+//	caddyfile.go    the directive and the global option; caddyfile_*.go are what they are read with
+//	handler.go      a request's way
+//	zone.go, rate.go  one limit: which requests, which key, which cost
+//	key.go          a key expression: template, hash, what it says about the client
+//	key_value.go    the value of one placeholder; grouping of addresses
+//	key_given.go    the identity of somebody whom an operator names
 //	placeholder.go  which placeholders a key may hold; placeholder_list.go lists them
-//	store.go      the contract between limits and the places where buckets live
-//	take.go       the decision about all charges of a request; bucket.lua does the same in Redis
-//	bucket.go     the arithmetic of a token bucket
-//	penalty.go    strikes and blocks
-//	memory.go     the store in this process; memory_request.go and memory_table.go are parts of it
-//	redis.go      the store in Redis
-//	fallback.go   which store decides, and what holds while Redis does not answer
-//	breaker.go    whether Redis is worth a try
-//	shed.go       slots for requests in flight
-//	headers.go    the answers
-//	errorflow.go  whether error routes answer instead
+//	store.go        the contract between limits and the places where buckets live
+//	take.go         the decision about all charges of a request; bucket.lua does the same in Redis
+//	bucket.go       the arithmetic of a token bucket
+//	penalty.go      strikes and blocks
+//	memory.go       the store in this process; memory_*.go are parts of it
+//	redis.go        the store in Redis; redis_blocks.go lists its blocks
+//	redis_client.go the connection to it, shared by handlers and configurations
+//	breaker.go      whether Redis is worth a try
+//	fallback.go     which store decides, and what holds while Redis does not answer
+//	shed.go         slots for requests in flight
+//	headers.go      the answers; errorflow.go says whether error routes answer instead
+//	admin.go        what operators see and change
 package ratelimit
 
 import (

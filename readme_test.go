@@ -73,10 +73,10 @@ func TestReadmeTranscript(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := node.Start(t, string(example), node.Env("PAGE_PORT", strconv.Itoa(proc.Port(t))))
-	_, port, _ := strings.Cut(n.Addr(), ":")
+	addresses := strings.NewReplacer("127.0.0.1:8080", n.Addr(), "localhost:2019", n.AdminAddr())
 	for _, snippet := range snippets(t, "README.md", "console") {
 		for command, want := range transcript(snippet) {
-			cmd := exec.Command("sh", "-c", strings.ReplaceAll(command, "localhost:8080", "localhost:"+port))
+			cmd := exec.Command("sh", "-c", addresses.Replace(command))
 			output, err := cmd.CombinedOutput()
 			if err != nil {
 				t.Errorf("%s: %v\n%s", command, err, output)
@@ -100,12 +100,12 @@ func transcript(snippet string) func(yield func(command, output string) bool) {
 	}
 }
 
-var times = regexp.MustCompile(`(?m)^(Date|X-Ratelimit-Reset): .*$`)
+var times = regexp.MustCompile(`(?m)^(Date: |X-Ratelimit-Reset: ).*$|("until":)"[^"]*"`)
 
 // withoutTimes makes outputs comparable.
 func withoutTimes(output string) string {
 	output = strings.ReplaceAll(output, "\r\n", "\n")
-	return strings.TrimSpace(times.ReplaceAllString(output, "$1: …"))
+	return strings.TrimSpace(times.ReplaceAllString(output, "$1$2…"))
 }
 
 // The example is valid, formatted, and serves its page for refusals.

@@ -46,7 +46,7 @@ type Server struct {
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
-		t.Fatal("redis-server is not installed; `make redis` installs it")
+		t.Fatal("redis-server is not installed; `make tools` installs it")
 	}
 	s := &Server{t: t, proc: proc.New(t, "redis-server"), dir: t.TempDir(), port: proc.Port(t), args: args}
 	if i := slices.Index(args, "--requirepass"); i >= 0 && i+1 < len(args) {
