@@ -57,6 +57,7 @@ type App struct {
 
 	// What the handlers of this configuration have in common, by name; the first that names something defines it.
 	zones     map[string]*Zone
+	places    map[string]string // where the buckets of a zone are
 	penalties map[string]*Penalty
 	pools     map[string]*Shed
 	remotes   []*redisStore // one for each client
@@ -70,7 +71,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // Provision implements caddy.Provisioner. It needs no network.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.logger = ctx.Logger()
-	a.warned = map[string]bool{}
+	a.warned, a.places = map[string]bool{}, map[string]string{}
 	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
 	if err := a.setDefaults(); err != nil {
 		return err
@@ -174,16 +175,22 @@ func (a *App) longestBlock() (longest int64) {
 	return longest
 }
 
-// claimZone notes that a handler uses a zone. Names are global: the same name is one budget, so it must mean the same.
-func (a *App) claimZone(name string, z *Zone) error {
+// claimZone notes that a handler uses a zone, with buckets in the store. Names are global: the same name is one budget, so it
+// must mean the same, and be kept in one place.
+func (a *App) claimZone(z *Zone, store string) error {
+	name := z.charge.Zone
 	first, taken := a.zones[name]
 	if !taken {
+		first = z
 		a.zones[name] = z
-		return nil
 	}
 	if diff := z.differs(first); len(diff) > 0 {
 		return fmt.Errorf("zone %q is defined twice with different %s: zone names are global, so give one of them another name", name, strings.Join(diff, ", "))
 	}
+	if other, kept := a.places[name]; kept && other != store {
+		return fmt.Errorf("zone %q is kept in two stores, %s and %s: zone names are global, so give one of them another name", name, other, store)
+	}
+	a.places[name] = store
 	return nil
 }
 

@@ -383,6 +383,19 @@ func TestReloadsKeepStateAndResources(t *testing.T) {
 	}
 }
 
+// A shared zone has one path to PATCH, for all sites that use it.
+func TestPatchOfASharedZone(t *testing.T) {
+	n := node.Start(t, "{\n admin {$ADMIN}\n rate_limit {\n zone all {\n rate 1/h\n burst 100\n }\n }\n}\nhttp://a.test:{$PORT} {\n rate_limit {\n zone all\n }\n respond ok\n}\nhttp://b.test:{$PORT} {\n rate_limit {\n zone all\n }\n respond ok\n}\n")
+	wantHeaders(t, n.Get("/", "Host: a.test"), map[string]string{"X-RateLimit-Remaining": "99"})
+	wantHeaders(t, n.Get("/", "Host: b.test"), map[string]string{"X-RateLimit-Remaining": "98"})
+	if status, body := n.Patch("apps/rate_limit/zones/all/burst", "10"); status != http.StatusOK {
+		t.Fatalf("PATCH: status %d: %s", status, body)
+	}
+	for i, host := range []string{"a.test", "b.test"} {
+		wantHeaders(t, n.Get("/", "Host: "+host), map[string]string{"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": strconv.Itoa(9 - i)})
+	}
+}
+
 func TestReloadBySignal(t *testing.T) {
 	n := node.Start(t, site("redis off", "zone api {\n rate 1/h\n burst 10\n}"))
 	n.Get("/")

@@ -130,7 +130,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.answers.nested = enclosingErrors(ctx)
-	for _, provision := range []func(caddy.Context) error{h.provisionZones, h.provisionPenalty, h.provisionShed, h.provisionLimiter} {
+	for _, provision := range []func(caddy.Context) error{h.provisionLimiter, h.provisionZones, h.provisionPenalty, h.provisionShed} {
 		if err := provision(ctx); err != nil {
 			return err
 		}
@@ -147,18 +147,24 @@ func (h *Handler) provisionZones(ctx caddy.Context) error {
 			if !ok {
 				return fmt.Errorf("zone %q: it has no rate, and there is no shared zone of that name (shared zones: %v)", name, sortedNames(h.app.Zones))
 			}
-			h.zones = append(h.zones, shared)
-			continue
-		}
-		if err := z.provision(ctx, name); err != nil {
+			z = shared
+		} else if err := z.provision(ctx, name); err != nil {
 			return err
 		}
-		if err := h.app.claimZone(name, z); err != nil {
+		if err := h.app.claimZone(z, h.storeOf(z)); err != nil {
 			return err
 		}
 		h.zones = append(h.zones, z)
 	}
 	return nil
+}
+
+// storeOf names the store that has the buckets of a zone.
+func (h *Handler) storeOf(z *Zone) string {
+	if h.remote == nil || z.charge.Local {
+		return "memory"
+	}
+	return "redis " + h.remote.client.settings.String()
 }
 
 func (h *Handler) provisionPenalty(ctx caddy.Context) error {

@@ -101,6 +101,25 @@ func TestErrorsOfProvision(t *testing.T) {
 	})
 }
 
+// One name is one budget: it cannot be two things, nor in two places.
+func TestZoneInTwoPlaces(t *testing.T) {
+	for _, test := range []struct{ first, second, want string }{
+		{`"rate_limits":{"a":{"rate":"10/s"}}`, `"rate_limits":{"a":{"rate":"20/s","key":"all"}}`,
+			`zone "a" is defined twice with different rate, burst, key: zone names are global, so give one of them another name`},
+		{`"rate_limits":{"a":{"rate":"10/s"}}`, `"redis":{"address":["127.0.0.1:1"]},"rate_limits":{"a":{"rate":"10/s"}}`,
+			`zone "a" is kept in two stores, memory and redis 127.0.0.1:1/0: zone names are global, so give one of them another name`},
+		{`"penalty":{},"rate_limits":{"a":{"rate":"10/s"}}`, `"penalty":{"after":1},"rate_limits":{"b":{"rate":"10/s"}}`,
+			`penalty group "" is defined twice with different after: give one of them another group`},
+		{`"shed":{}`, `"shed":{"max_in_flight":7}`, `shed pool "default" is defined twice with different max_in_flight: give one of them another pool`},
+		{`"rate_limits":{"a":{"rate":"10/s"}}`, `"rate_limits":{"a":{"rate":"10/s","cost":[{"tokens":2}]}}`, ""},
+	} {
+		config := fmt.Sprintf(`{"apps":{"http":{"servers":{"srv0":{"listen":[":80"],"routes":[{"handle":[{"handler":"rate_limit",%s},{"handler":"rate_limit",%s}]}]}}}}}`, test.first, test.second)
+		if got, _ := validated(t, "caddy.json", config); !strings.HasSuffix(got, test.want) || test.want == "" && got != "" {
+			t.Errorf("%s and %s\ngot  %s\nwant %s", test.first, test.second, got, test.want)
+		}
+	}
+}
+
 // What is legal but usually a mistake is said once, with what to write instead.
 func TestWarnings(t *testing.T) {
 	const (
