@@ -30,7 +30,7 @@ type App struct {
 	Redis *Redis `json:"redis,omitempty"`
 
 	// How many nodes share the limits in Redis, for handlers that do not say it themselves.
-	Nodes int `json:"nodes,omitempty"`
+	Nodes Count `json:"nodes,omitempty"`
 
 	// The secret under which identities are hashed before they leave the process. All nodes need the same.
 	// Placeholders like `{env.SECRET}` and `{file./run/secrets/key}` are replaced when the configuration loads.
@@ -42,7 +42,7 @@ type App struct {
 	Prefix string `json:"prefix,omitempty"`
 
 	// The most buckets that this process keeps. Default 1000000.
-	MaxKeys int `json:"max_keys,omitempty"`
+	MaxKeys Count `json:"max_keys,omitempty"`
 
 	// Blocks for clients that keep running into limits, for handlers that do not say it themselves.
 	Penalty *Penalty `json:"penalty,omitempty"`
@@ -120,12 +120,6 @@ func (a *App) setDefaults() error {
 	if a.MaxKeys == 0 {
 		a.MaxKeys = defaultMaxKeys
 	}
-	if a.MaxKeys < 1 {
-		return fmt.Errorf("max_keys: must be at least 1, got %d", a.MaxKeys)
-	}
-	if a.Nodes < 0 {
-		return fmt.Errorf("nodes: must be at least 1, got %d", a.Nodes)
-	}
 	return nil
 }
 
@@ -162,7 +156,7 @@ func (a *App) remote(client *redisClient) *redisStore {
 			return s
 		}
 	}
-	s := &redisStore{client: client, prefix: a.Prefix}
+	s := &redisStore{client: client, prefix: client.settings.prefix}
 	a.remotes = append(a.remotes, s)
 	return s
 }

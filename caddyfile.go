@@ -149,6 +149,11 @@ func (b blockReader) redis(to **Redis) func() error {
 		case strings.Contains(address, "{http."):
 			return b.errorf("the address cannot depend on a request: use {env.NAME}, or {file.…} with the absolute path of a file")
 		}
+		if !strings.Contains(address, "{") {
+			if err := new(redisSettings).dial(address); err != nil {
+				return b.errorf("%w", err)
+			}
+		}
 		server.Address = []string{address}
 		_, err := b.block(redisOptions(b, server))
 		return err

@@ -97,7 +97,7 @@ func (b blockReader) toggle(to *bool) func() error {
 }
 
 // whole reads a whole number.
-func whole[T int | int64](b blockReader, to *T, lowest, highest T) func() error {
+func whole[T ~int | ~int64](b blockReader, to *T, lowest, highest T) func() error {
 	return b.value("a whole number", func(word, text string) error {
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || n < int64(lowest) || n > int64(highest) {
@@ -109,7 +109,7 @@ func whole[T int | int64](b blockReader, to *T, lowest, highest T) func() error 
 }
 
 // optional reads a whole number of which 0 is not the same as nothing.
-func optional[T int | int64](b blockReader, to **T, lowest, highest T) func() error {
+func optional[T ~int | ~int64](b blockReader, to **T, lowest, highest T) func() error {
 	return func() error {
 		*to = new(T)
 		return whole(b, *to, lowest, highest)()

@@ -143,6 +143,9 @@ func (z *zoneReader) key() func() error {
 		if z.NextArg() {
 			return z.errorf("key: unexpected argument %q: text with spaces needs quotes", z.Val())
 		}
+		if _, err := compileKey(text, 32, 128); err != nil {
+			return z.errorf("key: %w", err)
+		}
 		z.zone.Key = text
 		return nil
 	})
@@ -243,7 +246,7 @@ func (b blockReader) matcher(word string, to *caddyhttp.RawMatcherSets) func() e
 		case err != nil:
 			return b.errorf("%s %s: no such matcher in this site: define it, like %s path /a /b", word, text, text)
 		case !isMatcher:
-			return b.errorf("%s %q: no matcher: write *, a path like /api/*, or a named matcher like @api", word, text)
+			return b.errorf("%s %q: no matcher: write *, a path like /api/*, or define a named one, like @api method POST, and write @api", word, text)
 		}
 		if b.NextArg() {
 			return b.errorf("%s: unexpected argument %q: one matcher a line; repeat the line, or name a matcher, like @api path /a /b", word, b.Val())

@@ -439,7 +439,13 @@ func TestSlowUploadOverReloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\nConnection: close\r\n\r\nab")
+	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\nConnection: close\r\nExpect: 100-continue\r\n\r\n")
+	answer := make([]byte, 4096)
+	read, _ := conn.Read(answer) // sent when somebody reads the body: now the request is in
+	if !strings.HasPrefix(string(answer[:read]), "HTTP/1.1 100") {
+		t.Fatalf("got %q", answer[:read])
+	}
+	fmt.Fprint(conn, "ab")
 	for i := range 3 { // another timeout is another client: the old one has no configuration any more
 		if err := n.Load(config(fmt.Sprintf("%ds", 2+i))); err != nil {
 			t.Fatal(err)
@@ -450,8 +456,7 @@ func TestSlowUploadOverReloads(t *testing.T) {
 		return clients <= warmConns+2
 	})
 	fmt.Fprint(conn, "cd")
-	answer := make([]byte, 4096)
-	read, _ := conn.Read(answer)
+	read, _ = conn.Read(answer)
 	if !strings.HasPrefix(string(answer[:read]), "HTTP/1.1 200") || !strings.Contains(string(answer[:read]), "X-Ratelimit-Remaining: 9") {
 		t.Errorf("got %q", answer[:read])
 	}

@@ -94,6 +94,20 @@ type keyPart struct {
 // Braces are escaped as everywhere in Caddy: `\{` and `\}`. Shorthands of the Caddyfile are understood. Client addresses are
 // grouped by their leading v4 or v6 bits. Placeholders in {env.*}, {file.*} and {system.*} are read now, once.
 func parseKey(text string, v4, v6 int) (*keyTemplate, error) {
+	k, err := compileKey(text, v4, v6)
+	if err != nil {
+		return nil, err
+	}
+	for i := range k.parts {
+		if err := k.parts[i].connect(); err != nil {
+			return nil, err
+		}
+	}
+	return k, nil
+}
+
+// compileKey is parseKey without what can only be read where the key is used: it tells whether an expression is one.
+func compileKey(text string, v4, v6 int) (*keyTemplate, error) {
 	if text == "" {
 		text = "{" + nameClientIP + "}"
 	}
@@ -148,12 +162,8 @@ func (k *keyTemplate) addPlaceholder(written string, v4, v6 int) error {
 	if err != nil {
 		return err
 	}
-	p := keyPart{name: name, origin: origin, v4: v4, v6: v6}
-	if err := p.connect(); err != nil {
-		return err
-	}
 	k.canonical += "{" + name + "}"
-	k.parts = append(k.parts, p)
+	k.parts = append(k.parts, keyPart{name: name, origin: origin, v4: v4, v6: v6})
 	return nil
 }
 

@@ -24,6 +24,7 @@ type valueFunc func(*http.Request, *caddy.Replacer) (string, bool)
 // connect gives the part what reads its value.
 func (p *keyPart) connect() error {
 	switch {
+	case p.name == "": // text between placeholders
 	case p.name == nameClientIP:
 		p.address = clientIP
 	case p.name == nameRemoteHost:

@@ -26,6 +26,7 @@
 package ratelimit
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -58,7 +59,7 @@ type Handler struct {
 
 	// How many nodes share the limits in Redis: while it does not answer, each of them admits one part in so
 	// many. Default: what the `rate_limit` app says, or 1 with a warning.
-	Nodes int `json:"nodes,omitempty"`
+	Nodes Count `json:"nodes,omitempty"`
 
 	// Requests to which nothing of this handler applies: they are neither limited nor shed, and they never
 	// wait for Redis. For health checks.
@@ -199,16 +200,10 @@ func (h *Handler) provisionShed(caddy.Context) (err error) {
 }
 
 func (h *Handler) provisionLimiter(caddy.Context) error {
-	nodes := max(h.Nodes, 0)
-	if nodes == 0 {
-		nodes = max(h.app.Nodes, 1)
-	}
-	if h.Nodes < 0 {
-		return fmt.Errorf("nodes: must be at least 1, got %d", h.Nodes)
-	}
+	nodes := cmp.Or(h.Nodes, h.app.Nodes, 1)
 	h.limiter = &Limiter{
 		local: h.app.stores.local, shares: h.app.stores.shares,
-		nodes: int64(nodes), maxKeys: h.app.MaxKeys, now: processMicros,
+		nodes: int64(nodes), maxKeys: int(h.app.MaxKeys), now: processMicros,
 	}
 	server := h.redisConfig()
 	if server == nil || server.Off {
@@ -218,6 +213,7 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 	if err != nil {
 		return err
 	}
+	settings.prefix = h.app.Prefix
 	client, err := acquireRedis(settings)
 	if err != nil {
 		return err

@@ -40,6 +40,7 @@ type Redis struct {
 // settings share one client.
 type redisSettings struct {
 	network, address   string
+	prefix             string // of all keys
 	username, password string
 	db                 int
 	timeout, patience  time.Duration
@@ -64,8 +65,10 @@ func (r *Redis) settings() (redisSettings, error) {
 	if err != nil {
 		return s, fmt.Errorf("redis: %w; write redis off to keep buckets in this process", err)
 	}
-	err = s.dial(address)
-	return s, err
+	if err := s.dial(address); err != nil {
+		return s, fmt.Errorf("redis: %w", err)
+	}
+	return s, nil
 }
 
 // literalPassword says whether the configuration itself holds a password.
@@ -97,29 +100,41 @@ func expand(value string) (string, error) {
 func (s *redisSettings) dial(address string) error {
 	if !strings.Contains(address, "://") {
 		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
-			return errors.New("redis: the address must be host:port or a URL like redis://host:6379/0")
+			return fmt.Errorf("the address must be host:port or a URL like redis://host:6379/0%s", found(address))
 		}
 		s.network, s.address = "tcp", address
 		return nil
 	}
 	u, err := url.Parse(address)
 	if err != nil {
-		return errors.New("redis: the URL cannot be parsed; write it like redis://user:password@host:6379/0, special characters in the password as %XX")
+		return errors.New("the URL cannot be parsed; write it like redis://user:password@host:6379/0, special characters in the password as %XX")
 	}
-	if u.Scheme != "redis" && u.Scheme != "unix" {
-		return fmt.Errorf("redis: the URL's scheme must be redis or unix, got %q", u.Scheme)
+	switch u.Scheme {
+	case "redis", "unix":
+	case "rediss":
+		return errors.New("the scheme rediss, Redis over TLS, is not supported yet")
+	default:
+		return fmt.Errorf("the URL's scheme must be redis or unix, got %q", u.Scheme)
 	}
 	for name := range u.Query() {
 		if u.Scheme != "unix" || name != "db" {
-			return fmt.Errorf("redis: the URL has an unknown parameter %q", name)
+			return fmt.Errorf("the URL has an unknown parameter %q", name)
 		}
 	}
 	o, err := redis.ParseURL(address)
 	if err != nil {
-		return errors.New("redis: the URL must be like redis://user:password@host:6379/0 or unix:///run/redis.sock?db=0")
+		return errors.New("the URL must be like redis://user:password@host:6379/0 or unix:///run/redis.sock?db=0, with the number of a database")
 	}
 	s.network, s.address, s.username, s.password, s.db = o.Network, o.Addr, o.Username, o.Password, o.DB
 	return nil
+}
+
+// found repeats an address that can hold no password.
+func found(address string) string {
+	if strings.Contains(address, "@") {
+		return ""
+	}
+	return fmt.Sprintf(", got %q", address)
 }
 
 // String names the server in logs, without credentials.

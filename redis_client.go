@@ -344,16 +344,21 @@ func (c *redisClient) probe(w *wire) {
 	}
 }
 
-// answers runs the script without charges: once for as long as opening a connection may take, then within the budget.
+// probeCharge is one that is always allowed and always written: a replica, or a Redis without memory, also answers.
+var probeCharge = Charge{Zone: "probe", Limit: Limit{Num: Token, Den: 1, Burst: Token}, Cost: Token}
+
+// answers takes the charge of the probe: once for as long as opening a connection may take, then within the budget.
 func (c *redisClient) answers(w *wire) error {
+	store := redisStore{prefix: c.settings.prefix}
+	keys, args := store.arguments([]Charge{probeCharge})
 	begun := time.Now()
-	if _, err := eval(w.ctx, w.quick, dialTimeout+c.settings.timeout, nil, []any{"", 0, 0}); err != nil {
+	if _, err := eval(w.ctx, w.quick, dialTimeout+c.settings.timeout, keys, args); err != nil {
 		return err
 	}
 	if time.Since(begun) <= c.settings.timeout {
 		return nil
 	}
-	_, err := eval(w.ctx, w.quick, c.settings.timeout, nil, []any{"", 0, 0})
+	_, err := eval(w.ctx, w.quick, c.settings.timeout, keys, args)
 	return err
 }
 

@@ -17,7 +17,7 @@ import (
 // dialRedis returns a store on a server, with a client of its own.
 func dialRedis(t *testing.T, addr string, timeout, patience time.Duration) *redisStore {
 	t.Helper()
-	client, err := acquireRedis(redisSettings{network: "tcp", address: addr, timeout: timeout, patience: patience})
+	client, err := acquireRedis(redisSettings{network: "tcp", address: addr, prefix: "tollgate", timeout: timeout, patience: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,6 +116,32 @@ func TestHangingRedisIsLeftAlone(t *testing.T) {
 	}
 }
 
+// Redis can answer and yet be of no use: a replica, one without memory. It stays down until it takes a debit, and says so once.
+func TestRedisThatCannotWriteIsDown(t *testing.T) {
+	for name, change := range map[string][2][]any{
+		"replica":   {{"replicaof", "127.0.0.1", "1"}, {"replicaof", "no", "one"}},
+		"no memory": {{"config", "set", "maxmemory", "1"}, {"config", "set", "maxmemory", "0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			store := dialRedis(t, server.Addr(), 200*time.Millisecond, time.Second)
+			l, _ := newTestLimiter(store, 1)
+			c := testCharge("api", 1000)
+			source := func() Source { return l.Decide(context.Background(), []Charge{c}).Source }
+			proc.Eventually(t, "Redis decides", func() bool { return source() == SourceRedis })
+			server.Do(change[0]...)
+			proc.Eventually(t, "Redis is down", func() bool { source(); down, _ := store.client.breaker.state(); return down })
+			calls := server.Calls("evalsha")
+			proc.Eventually(t, "some probes have failed", func() bool { return server.Calls("evalsha") > calls+3 })
+			if down, _ := store.client.breaker.state(); !down {
+				t.Error("a Redis that cannot write counts as up")
+			}
+			server.Do(change[1]...)
+			proc.Eventually(t, "Redis decides again", func() bool { return source() == SourceRedis })
+		})
+	}
+}
+
 // A client that goes away is neither a failure of Redis nor a free request.
 func TestClientGoneIsCharged(t *testing.T) {
 	server := redistest.Start(t)
@@ -165,7 +191,7 @@ func TestSensitiveRouteWaitsForAHiccup(t *testing.T) {
 func TestClientsLeaveNothing(t *testing.T) {
 	server := redistest.Start(t)
 	ignore := goleak.IgnoreCurrent()
-	settings := redisSettings{network: "tcp", address: server.Addr(), timeout: time.Second, patience: time.Second}
+	settings := redisSettings{network: "tcp", address: server.Addr(), prefix: "tollgate", timeout: time.Second, patience: time.Second}
 	var late *redisClient
 	for i := range 50 {
 		settings.timeout = time.Second + time.Duration(i%5)
@@ -200,10 +226,12 @@ func TestRedisSettings(t *testing.T) {
 		{address: "unix:///run/redis.sock?db=2", want: "/run/redis.sock/2"},
 		{address: "{env.TOLLGATE_TEST_ADDRESS}", want: "example.com:6380/3"},
 		{address: "{env.TOLLGATE_TEST_EMPTY}", err: `redis: "{env.TOLLGATE_TEST_EMPTY}": evaluated placeholder {env.TOLLGATE_TEST_EMPTY} is empty; write redis off to keep buckets in this process`},
-		{address: "localhost", err: "redis: the address must be host:port or a URL like redis://host:6379/0"},
+		{address: "localhost", err: `redis: the address must be host:port or a URL like redis://host:6379/0, got "localhost"`},
+		{address: "rediss://localhost:6379", err: "redis: the scheme rediss, Redis over TLS, is not supported yet"},
+		{address: "user:secret@localhost", err: "redis: the address must be host:port or a URL like redis://host:6379/0"},
 		{address: "http://:secret@localhost:6379", err: `redis: the URL's scheme must be redis or unix, got "http"`},
 		{address: "redis://:sec%ret@localhost", err: "redis: the URL cannot be parsed; write it like redis://user:password@host:6379/0, special characters in the password as %XX"},
-		{address: "redis://:secret@localhost/zero", err: "redis: the URL must be like redis://user:password@host:6379/0 or unix:///run/redis.sock?db=0"},
+		{address: "redis://:secret@localhost/zero", err: "redis: the URL must be like redis://user:password@host:6379/0 or unix:///run/redis.sock?db=0, with the number of a database"},
 		{address: "redis://:secret@localhost?read_timeout=6s", err: `redis: the URL has an unknown parameter "read_timeout"`},
 	} {
 		s, err := (&Redis{Address: []string{test.address}}).settings()

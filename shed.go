@@ -21,7 +21,7 @@ const (
 // Shed bounds the requests in flight. One more is answered 503 at once, before any key is read.
 type Shed struct {
 	// The most requests inside the handler at a time. Default 100.
-	MaxInFlight int `json:"max_in_flight,omitempty"`
+	MaxInFlight Count `json:"max_in_flight,omitempty"`
 
 	// The name of the counter. Handlers that name the same pool share its slots; a request takes one of them.
 	// Default `default`.
@@ -40,8 +40,6 @@ func (s *Shed) provision() error {
 	s.Pool = cmp.Or(s.Pool, defaultPool)
 	s.RetryAfter = cmp.Or(s.RetryAfter, defaultShedRetryAfter)
 	switch {
-	case s.MaxInFlight < 1:
-		return fmt.Errorf("shed: max_in_flight: must be at least 1, got %d", s.MaxInFlight)
 	case !poolForm.MatchString(s.Pool):
 		return fmt.Errorf("shed: pool: must be 1 to 64 letters, digits and any of -_., got %q", s.Pool)
 	case s.RetryAfter < caddy.Duration(time.Second):

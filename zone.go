@@ -31,7 +31,7 @@ type Zone struct {
 	Rate Rate `json:"rate,omitzero"`
 
 	// How many tokens a bucket holds, at least 1. Default: the count of the rate, at least 1.
-	Burst int64 `json:"burst,omitempty"`
+	Burst Count `json:"burst,omitempty"`
 
 	// How many tokens a request takes. The first entry that matches counts; without any, it is 1. At most the burst.
 	Costs []Cost `json:"cost,omitempty"`
@@ -70,7 +70,7 @@ type Zone struct {
 }
 
 // burst returns how many tokens a bucket of the zone holds.
-func (z *Zone) burst() int64 { return cmp.Or(z.Burst, z.Rate.burst()) }
+func (z *Zone) burst() int64 { return cmp.Or(int64(z.Burst), z.Rate.burst()) }
 
 // differs returns the names of the fields in which two definitions of one zone disagree, defaults applied. Fields that say
 // which requests are meant, and what happens to them, may differ: the bucket is the same.
@@ -208,7 +208,7 @@ func (z *Zone) provisionPolicy() error {
 		{"headers", z.Headers, [4]string{"", "off"}},
 	} {
 		if !slices.Contains(word.allowed[:], word.value) {
-			return fmt.Errorf("%s: must be %s, got %q", word.field, strings.Trim(strings.Join(word.allowed[:], " "), " "), word.value)
+			return fmt.Errorf("%s: must be %s, got %q", word.field, strings.Join(strings.Fields(strings.Join(word.allowed[:], " ")), " or "), word.value)
 		}
 	}
 	return nil
