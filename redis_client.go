@@ -290,17 +290,21 @@ func submit(ctx context.Context, pipe *redis.AutoPipeliner, verb, script string,
 	return cmd.Val(), nil
 }
 
-// isFailure says whether an error is one of Redis, rather than of what we asked: a wrong key or script of ours is
-// loud, but no reason to stop asking.
+// isFailure says whether an error is one of Redis, rather than of what we asked: an error inside the script is loud, but no
+// reason to stop asking, since other requests may have an answer. A Redis that refuses everybody (LOADING, READONLY, OOM, no
+// permission, too many clients) is as good as down.
 func isFailure(err error) bool {
 	var reply redis.Error
 	if err == nil || !errors.As(err, &reply) {
 		return err != nil
 	}
-	for _, ours := range []string{"ERR ", "WRONGTYPE ", "CROSSSLOT "} {
-		if strings.HasPrefix(reply.Error(), ours) {
-			return false
-		}
+	code, text, _ := strings.Cut(reply.Error(), " ")
+	switch code {
+	case "CROSSSLOT", "WRONGTYPE":
+		return false
+	case "ERR": // before Redis 7, what a command in the script was refused for stands behind this
+		inScript := strings.Contains(text, "user_script") || strings.Contains(text, "Error running script")
+		return !inScript || strings.Contains(text, "-READONLY ") || strings.Contains(text, "-OOM ") || strings.Contains(text, "-MISCONF ")
 	}
 	return true
 }

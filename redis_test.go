@@ -119,8 +119,9 @@ func TestHangingRedisIsLeftAlone(t *testing.T) {
 // Redis can answer and yet be of no use: a replica, one without memory. It stays down until it takes a debit, and says so once.
 func TestRedisThatCannotWriteIsDown(t *testing.T) {
 	for name, change := range map[string][2][]any{
-		"replica":   {{"replicaof", "127.0.0.1", "1"}, {"replicaof", "no", "one"}},
-		"no memory": {{"config", "set", "maxmemory", "1"}, {"config", "set", "maxmemory", "0"}},
+		"replica":       {{"replicaof", "127.0.0.1", "1"}, {"replicaof", "no", "one"}},
+		"no memory":     {{"config", "set", "maxmemory", "1"}, {"config", "set", "maxmemory", "0"}},
+		"no permission": {{"acl", "setuser", "default", "-evalsha", "-eval"}, {"acl", "setuser", "default", "+@all"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
@@ -131,8 +132,16 @@ func TestRedisThatCannotWriteIsDown(t *testing.T) {
 			proc.Eventually(t, "Redis decides", func() bool { return source() == SourceRedis })
 			server.Do(change[0]...)
 			proc.Eventually(t, "Redis is down", func() bool { source(); down, _ := store.client.breaker.state(); return down })
-			calls := server.Calls("evalsha")
-			proc.Eventually(t, "some probes have failed", func() bool { return server.Calls("evalsha") > calls+3 })
+			var last time.Time
+			probes := 0
+			proc.Eventually(t, "some probes have failed", func() bool {
+				store.client.mu.Lock()
+				defer store.client.mu.Unlock()
+				if store.client.nextProbe != last {
+					probes, last = probes+1, store.client.nextProbe
+				}
+				return probes > 3
+			})
 			if down, _ := store.client.breaker.state(); !down {
 				t.Error("a Redis that cannot write counts as up")
 			}
