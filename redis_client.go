@@ -24,6 +24,9 @@ const (
 	linger = time.Second
 	// The pause between two probes of a Redis that is down grows from the first to the second.
 	probeFirst, probeMax = 25 * time.Millisecond, 250 * time.Millisecond
+	// A Redis that goes down within steady after it came up is left alone for longer each time, at most for calm: one that
+	// answers probes but not requests would otherwise change its state, and log it, some hundred times a second.
+	steady, calm = 10 * time.Second, 5 * time.Second
 	// maxQueued bounds the commands that wait for a connection, so that a stall costs no memory.
 	maxQueued = 16384
 	// Connections: at most, and kept ready.
@@ -72,6 +75,8 @@ type redisClient struct {
 	// connecting until the first connection, or the first failure to get one
 	connecting bool
 	nextProbe  time.Time
+	cameUpAt   time.Time
+	flaps      int // outages in a row that began within steady
 	complained time.Time
 }
 
@@ -165,7 +170,7 @@ func (c *redisClient) openLocked() *wire {
 	w.patient = pipeline(client.WithTimeout(s.patience))
 	c.up, c.connecting = make(chan struct{}), true
 	c.breaker.trip(processMicros())
-	go c.probe(w)
+	go c.probe(w, 0)
 	return w
 }
 
@@ -312,20 +317,37 @@ func isFailure(err error) bool {
 func (c *redisClient) wentDown(w *wire, err error) {
 	c.mu.Lock()
 	current := c.wire == w
+	var rest time.Duration
 	if current {
 		c.up = make(chan struct{})
+		rest = c.restLocked()
 	}
 	c.mu.Unlock()
 	if !current {
 		return
 	}
 	c.log().Warn("redis is down, deciding without it", zap.Stringer("redis", &c.settings), zap.Error(err))
-	go c.probe(w)
+	go c.probe(w, rest)
 }
 
-// probe asks a Redis that is down until it answers the script itself within the budget, so that one that is too far away
-// stays down. There is one probe at a time; it ends with the wire.
-func (c *redisClient) probe(w *wire) {
+// restLocked returns how long a Redis that has just gone down is left alone.
+func (c *redisClient) restLocked() time.Duration {
+	if time.Since(c.cameUpAt) >= steady {
+		c.flaps = 0
+		return 0
+	}
+	rest := min(probeFirst<<min(c.flaps, 16), calm)
+	c.flaps++
+	c.nextProbe = time.Now().Add(rest)
+	return rest
+}
+
+// probe asks a Redis that is down, after a rest, until it answers the script itself within the budget, so that one that is
+// too far away stays down. There is one probe at a time; it ends with the wire.
+func (c *redisClient) probe(w *wire, rest time.Duration) {
+	if !w.sleep(rest) {
+		return
+	}
 	for pause := probeFirst; ; pause = min(2*pause, probeMax) {
 		err := c.answers(w)
 		if w.ctx.Err() != nil {
@@ -340,11 +362,19 @@ func (c *redisClient) probe(w *wire) {
 		c.mu.Lock()
 		c.nextProbe = time.Now().Add(jittered)
 		c.mu.Unlock()
-		select {
-		case <-time.After(jittered):
-		case <-w.ctx.Done():
+		if !w.sleep(jittered) {
 			return
 		}
+	}
+}
+
+// sleep waits, and says whether the wire is still open then.
+func (w *wire) sleep(d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-w.ctx.Done():
+		return false
 	}
 }
 
@@ -353,8 +383,8 @@ var probeCharge = Charge{Zone: "probe", Limit: Limit{Num: Token, Den: 1, Burst: 
 
 // answers takes the charge of the probe: once for as long as opening a connection may take, then within the budget.
 func (c *redisClient) answers(w *wire) error {
-	store := redisStore{prefix: c.settings.prefix}
-	keys, args := store.arguments([]Charge{probeCharge})
+	_, args := new(redisStore).arguments([]Charge{probeCharge})
+	keys := []string{c.settings.prefix + ":{probe}"}
 	begun := time.Now()
 	if _, err := eval(w.ctx, w.quick, dialTimeout+c.settings.timeout, keys, args); err != nil {
 		return err
@@ -374,7 +404,7 @@ func (c *redisClient) cameUp(w *wire) {
 	}
 	outage := c.breaker.reset(processMicros())
 	first := c.connecting
-	c.connecting = false
+	c.connecting, c.cameUpAt = false, time.Now()
 	close(c.up)
 	c.mu.Unlock()
 	if first {

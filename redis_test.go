@@ -3,6 +3,8 @@ package ratelimit
 import (
 	"context"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -116,39 +118,64 @@ func TestHangingRedisIsLeftAlone(t *testing.T) {
 	}
 }
 
-// Redis can answer and yet be of no use: a replica, one without memory. It stays down until it takes a debit, and says so once.
-func TestRedisThatCannotWriteIsDown(t *testing.T) {
-	for name, change := range map[string][2][]any{
-		"replica":       {{"replicaof", "127.0.0.1", "1"}, {"replicaof", "no", "one"}},
-		"no memory":     {{"config", "set", "maxmemory", "1"}, {"config", "set", "maxmemory", "0"}},
-		"no permission": {{"acl", "setuser", "default", "-evalsha", "-eval"}, {"acl", "setuser", "default", "+@all"}},
+// A Redis that answers as long as nothing is written must not go down and up for every three requests: each change is a
+// line in the log.
+func TestRedisThatCannotWriteDoesNotFlap(t *testing.T) {
+	for name, spoil := range map[string]func(*redistest.Server){
+		"out of memory": func(s *redistest.Server) { s.Do("config", "set", "maxmemory", "1") },
+		"a replica":     func(s *redistest.Server) { s.Do("replicaof", "127.0.0.1", "1") },
+		"replicas lost": func(s *redistest.Server) { s.Do("config", "set", "min-replicas-to-write", "1") },
+		"no permission": func(s *redistest.Server) { s.Do("acl", "setuser", "default", "-evalsha", "-eval") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
-			store := dialRedis(t, server.Addr(), 200*time.Millisecond, time.Second)
-			l, _ := newTestLimiter(store, 1)
-			c := testCharge("api", 1000)
-			source := func() Source { return l.Decide(context.Background(), []Charge{c}).Source }
-			proc.Eventually(t, "Redis decides", func() bool { return source() == SourceRedis })
-			server.Do(change[0]...)
-			proc.Eventually(t, "Redis is down", func() bool { source(); down, _ := store.client.breaker.state(); return down })
-			var last time.Time
-			probes := 0
-			proc.Eventually(t, "some probes have failed", func() bool {
-				store.client.mu.Lock()
-				defer store.client.mu.Unlock()
-				if store.client.nextProbe != last {
-					probes, last = probes+1, store.client.nextProbe
-				}
-				return probes > 3
-			})
-			if down, _ := store.client.breaker.state(); !down {
-				t.Error("a Redis that cannot write counts as up")
+			store, changes := flapping(t, server, func() { spoil(server) })
+			if down, _ := store.client.breaker.state(); !down || changes > 1 {
+				t.Errorf("down is %v after %d changes, want one change, to down", down, changes)
 			}
-			server.Do(change[1]...)
-			proc.Eventually(t, "Redis decides again", func() bool { return source() == SourceRedis })
+			server.Do("acl", "setuser", "default", "+@all")
+			server.Do("replicaof", "no", "one")
+			server.Do("config", "set", "maxmemory", "0", "min-replicas-to-write", "0")
+			proc.Eventually(t, "Redis is up", func() bool { down, _ := store.client.breaker.state(); return !down })
+			for key, ttl := range server.TTLs() {
+				if ttl <= 0 {
+					t.Errorf("key %q has a TTL of %s", key, ttl)
+				}
+			}
 		})
 	}
+}
+
+// One node of a cluster, taken for a Redis of its own, answers probes and not requests. So may others, for any reason.
+func TestFlappingRedisIsLeftAloneForLonger(t *testing.T) {
+	server := redistest.Start(t, "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(redistest.Port(t)), "--cluster-require-full-coverage", "no")
+	server.Do("cluster", "addslots", server.Do("cluster", "keyslot", "tollgate:{probe}"))
+	proc.Eventually(t, "the node serves its slot", func() bool {
+		info, _ := server.Do("cluster", "info").(string)
+		return strings.Contains(info, "cluster_state:ok")
+	})
+	if _, changes := flapping(t, server, func() {}); changes > 16 {
+		t.Errorf("%d changes", changes)
+	}
+}
+
+// flapping returns how often Redis went down or came up again in two seconds of steady requests, once it is spoilt.
+func flapping(t *testing.T, server *redistest.Server, spoil func()) (store *redisStore, changes int) {
+	t.Helper()
+	store = dialRedis(t, server.Addr(), time.Second, time.Second)
+	store.client.start()
+	isUp := func() bool { down, _ := store.client.breaker.state(); return !down }
+	proc.Eventually(t, "Redis is up", isUp)
+	spoil()
+	for begun, was := time.Now(), false; time.Since(begun) < 2*time.Second; {
+		if _, err := store.Take(context.Background(), []Charge{testCharge("api", 1e6)}); err == nil {
+			t.Fatal("a decision by a Redis that cannot write")
+		}
+		if down, _ := store.client.breaker.state(); down != was {
+			changes, was = changes+1, down
+		}
+	}
+	return store, changes
 }
 
 // A client that goes away is neither a failure of Redis nor a free request.
