@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -307,12 +308,16 @@ func isFailure(err error) bool {
 	switch code {
 	case "CROSSSLOT", "WRONGTYPE":
 		return false
-	case "ERR": // before Redis 7, what a command in the script was refused for stands behind this
+	case "ERR":
 		inScript := strings.Contains(text, "user_script") || strings.Contains(text, "Error running script")
-		return !inScript || strings.Contains(text, "-READONLY ") || strings.Contains(text, "-OOM ") || strings.Contains(text, "-MISCONF ")
+		return !inScript || slices.ContainsFunc(refusals, func(r string) bool { return strings.Contains(text, r) })
 	}
 	return true
 }
+
+// refusals are what a command in the script can be refused for, whoever asks. Before Redis 7 they stand inside of an error of the
+// script.
+var refusals = []string{"-READONLY ", "-OOM ", "-MISCONF ", "-NOREPLICAS ", "can't run this command"}
 
 func (c *redisClient) wentDown(w *wire, err error) {
 	c.mu.Lock()

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -129,7 +130,8 @@ func TestRedisThatCannotWriteDoesNotFlap(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
-			store, changes := flapping(t, server, func() { spoil(server) })
+			store := dialRedis(t, server.Addr(), time.Second, time.Second)
+			changes := store.flapping(t, func() { spoil(server) })
 			if down, _ := store.client.breaker.state(); !down || changes > 1 {
 				t.Errorf("down is %v after %d changes, want one change, to down", down, changes)
 			}
@@ -154,28 +156,70 @@ func TestFlappingRedisIsLeftAloneForLonger(t *testing.T) {
 		info, _ := server.Do("cluster", "info").(string)
 		return strings.Contains(info, "cluster_state:ok")
 	})
-	if _, changes := flapping(t, server, func() {}); changes > 16 {
+	store := dialRedis(t, server.Addr(), time.Second, time.Second)
+	if changes := store.flapping(t, func() {}); changes > 16 {
 		t.Errorf("%d changes", changes)
 	}
 }
 
+// What Redis refuses for everybody is an outage, whatever it calls it: otherwise each request would wait for the refusal, and
+// write keys that get no TTL.
+func TestRefusalOfEverythingIsAnOutage(t *testing.T) {
+	for name, command := range map[string]string{"no right to write": "-hset", "no right to set a TTL": "-pexpire"} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			store := dialRedis(t, server.Addr(), time.Second, time.Second)
+			if changes := store.flapping(t, func() { server.Do("acl", "setuser", "default", command) }); changes != 1 {
+				t.Errorf("%d changes, want one, to down", changes)
+			}
+		})
+	}
+}
+
+// replyError is an error that Redis answers with.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+func (replyError) RedisError()     {}
+
+func TestWhichErrorsAreFailuresOfRedis(t *testing.T) {
+	for text, want := range map[string]bool{
+		"ERR max number of clients reached":                                                 true,
+		"ERR DB index is out of range":                                                      true,
+		"ERR unknown command 'evalsha', with args beginning with: ":                         true,
+		"ERR This instance has cluster support disabled":                                    true,
+		"ERR The user executing the script can't run this command or subcommand script: 3":  true,
+		"LOADING Redis is loading the dataset in memory":                                    true,
+		"BUSY Redis is busy running a script.":                                              true,
+		"ERR user_script:12: attempt to index a nil value script: 3f, on @user_script:12.":  false,
+		"ERR Error compiling script (new function): user_script:1: '=' expected":            false,
+		"ERR Error running script (call to f_3f): @user_script:12: attempt to index":        false,
+		"ERR Error running script (call to f_3f): @user_script:9: -OOM command not allowed": true,
+		"WRONGTYPE Operation against a key holding the wrong kind of value":                 false,
+		"CROSSSLOT Keys in request don't hash to the same slot":                             false,
+	} {
+		if got := isFailure(fmt.Errorf("wrapped: %w", replyError(text))); got != want {
+			t.Errorf("%s: %v", text, got)
+		}
+	}
+}
+
 // flapping returns how often Redis went down or came up again in two seconds of steady requests, once it is spoilt.
-func flapping(t *testing.T, server *redistest.Server, spoil func()) (store *redisStore, changes int) {
+func (s *redisStore) flapping(t *testing.T, spoil func()) (changes int) {
 	t.Helper()
-	store = dialRedis(t, server.Addr(), time.Second, time.Second)
-	store.client.start()
-	isUp := func() bool { down, _ := store.client.breaker.state(); return !down }
+	s.client.start()
+	isUp := func() bool { down, _ := s.client.breaker.state(); return !down }
 	proc.Eventually(t, "Redis is up", isUp)
 	spoil()
 	for begun, was := time.Now(), false; time.Since(begun) < 2*time.Second; {
-		if _, err := store.Take(context.Background(), []Charge{testCharge("api", 1e6)}); err == nil {
+		if _, err := s.Take(context.Background(), []Charge{testCharge("api", 1e6)}); err == nil {
 			t.Fatal("a decision by a Redis that cannot write")
 		}
-		if down, _ := store.client.breaker.state(); down != was {
+		if down, _ := s.client.breaker.state(); down != was {
 			changes, was = changes+1, down
 		}
 	}
-	return store, changes
+	return changes
 }
 
 // A client that goes away is neither a failure of Redis nor a free request.
