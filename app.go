@@ -53,7 +53,10 @@ type App struct {
 	logger *zap.Logger
 	warned map[string]bool
 	hasher *hasher
-	stores *memoryStores // nil until acquired
+	stores *memoryStores
+	holds  bool // the stores, and must release them
+	before *App // that was running when this one was started; it still is if this one is rejected
+	ended  bool
 
 	// What the handlers of this configuration have in common, by name; the first that names something defines it.
 	zones     map[string]*Zone
@@ -96,7 +99,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	a.stores = v.(*memoryStores)
+	a.stores, a.holds = v.(*memoryStores), true
 	return nil
 }
 
@@ -129,24 +132,36 @@ func (a *App) Start() error {
 	for _, s := range a.remotes {
 		s.client.start()
 	}
-	running.Store(a)
+	a.before = running.Swap(a)
 	return nil
 }
 
 // Stop implements caddy.App. Requests are still served after it, so nothing ends here.
 func (a *App) Stop() error {
-	running.CompareAndSwap(a, nil)
+	a.end()
 	return nil
 }
 
-// Cleanup implements caddy.CleanerUpper.
-func (a *App) Cleanup() error {
-	if a.stores != nil {
-		a.stores = nil
-		_, err := processStores.Delete("")
-		return err
+// end lets operators see the configuration that still runs: the one before, if this one was started and then rejected.
+func (a *App) end() {
+	before := a.before
+	if before != nil && before.ended {
+		before = nil
 	}
-	return nil
+	running.CompareAndSwap(a, before)
+	a.ended, a.before = true, nil
+}
+
+// Cleanup implements caddy.CleanerUpper. An app whose configuration is rejected late is not stopped before. Who still asks
+// the app, like a request to the admin endpoint, finds everything in its place.
+func (a *App) Cleanup() error {
+	a.end()
+	if !a.holds {
+		return nil
+	}
+	a.holds = false
+	_, err := processStores.Delete("")
+	return err
 }
 
 // remote returns the store for a client, one for all handlers with the same settings.
