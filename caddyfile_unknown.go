@@ -82,30 +82,9 @@ func nearest(word string, known []string) string {
 		return ""
 	}
 	for _, candidate := range known {
-		if d := editDistance(word, candidate); d < best {
+		if d := editDistance(word, candidate, 1); d < best {
 			best, found = d, candidate
 		}
 	}
 	return found
-}
-
-// editDistance counts the insertions, deletions and substitutions of a byte that make a into b (Levenshtein).
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1) // distances from what was read of a to every beginning of b
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			substitution := diagonal
-			if a[i] != b[j] {
-				substitution++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(row[j+1]+1, row[j]+1, substitution)
-		}
-	}
-	return row[len(b)]
 }

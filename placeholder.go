@@ -178,32 +178,12 @@ func nearestPlaceholder(name string) string {
 				candidate = prefix + "0"
 			}
 		}
-		if d := strokes(name, candidate); least < 0 || d < least {
+		// A replaced letter counts twice: people leave parts of a name out more often than they take one word for another.
+		if d := editDistance(name, candidate, 2); least < 0 || d < least {
 			best, least = candidate, d
 		}
 	}
 	return best
-}
-
-// strokes counts the letters to delete and to insert that turn a into b. A replaced letter counts twice: people leave parts
-// of a name out more often than they take one word for another.
-func strokes(a, b string) int {
-	row := make([]int, len(b)+1) // for every beginning of b, the distance of what was read of a
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			next := min(row[j], row[j+1]) + 1
-			if a[i] == b[j] {
-				next = diagonal
-			}
-			diagonal, row[j+1] = row[j+1], next
-		}
-	}
-	return row[len(b)]
 }
 
 // nativeGrouping reads the prefix lengths of Caddy's own {http.request.remote.host/24,64}.
