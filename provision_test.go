@@ -87,7 +87,8 @@ func TestErrorsOfProvision(t *testing.T) {
 		{`"nodes":-1`, `must be a whole number from 1, got -1; leave it out for the default`},
 		{`"redis":{"address":["localhost:6379","localhost:6380"]}`, `redis: write one address (or off), got 2`},
 		{`"redis":{"address":["localhost"]}`, `redis: the address must be host:port or a URL like redis://host:6379/0, got "localhost"`},
-		{`"redis":{"address":["{env.TOLLGATE_NOT_SET}"]}`, `redis: "{env.TOLLGATE_NOT_SET}": evaluated placeholder {env.TOLLGATE_NOT_SET} is empty; write redis off to keep buckets in this process`},
+		{`"redis":{"address":["{env.TOLLGATE_NOT_SET}"]}`, `redis: evaluated placeholder {env.TOLLGATE_NOT_SET} is empty; write redis off to keep buckets in this process`},
+		{`"redis":{"address":["redis://:secret@{env.TOLLGATE_NOT_SET}"]}`, `redis: evaluated placeholder {env.TOLLGATE_NOT_SET} is empty; write redis off to keep buckets in this process`},
 		{`"redis":{"address":["http://:secret@localhost"]}`, `redis: the URL's scheme must be redis or unix, got "http"`},
 		{`"redis":{"address":["localhost:6379"],"timeout":"1s","sensitive_timeout":"500ms"}`, `redis: timeout must be at least 1ms and sensitive_timeout at least timeout, got 1s and 500ms`},
 	}

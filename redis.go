@@ -71,29 +71,25 @@ func (r *Redis) settings() (redisSettings, error) {
 	return s, nil
 }
 
-// literalPassword says whether the configuration itself holds a password.
+// literalPassword says whether the configuration itself holds a password. Other parts of the address may be placeholders, with
+// which it is no URL yet.
 func (r *Redis) literalPassword() bool {
 	if len(r.Address) != 1 {
 		return false
 	}
-	u, err := url.Parse(r.Address[0])
-	if err != nil || u.User == nil {
-		return false
-	}
-	password, set := u.User.Password()
-	return set && !strings.Contains(password, "{")
+	_, rest, _ := strings.Cut(r.Address[0], "://")
+	_, password, _ := strings.Cut(rest[:max(strings.LastIndexByte(rest, '@'), 0)], ":")
+	return password != "" && !strings.Contains(password, "{")
 }
 
-// expand replaces the placeholders of a configuration value.
+// expand replaces the placeholders of a configuration value. Errors never repeat the value, which can be a secret but for one
+// placeholder.
 func expand(value string) (string, error) {
 	resolved, err := caddy.NewReplacer().ReplaceOrErr(value, true, true)
-	if err != nil {
-		return "", fmt.Errorf("%q: %w", value, err)
+	if err == nil && resolved == "" {
+		err = errors.New("it is empty")
 	}
-	if resolved == "" {
-		return "", fmt.Errorf("%q expands to nothing", value)
-	}
-	return resolved, nil
+	return resolved, err
 }
 
 // dial reads an address into the settings.

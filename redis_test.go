@@ -305,7 +305,9 @@ func TestRedisSettings(t *testing.T) {
 		{address: "redis://:secret@localhost:7000/5", want: "localhost:7000/5"},
 		{address: "unix:///run/redis.sock?db=2", want: "/run/redis.sock/2"},
 		{address: "{env.TOLLGATE_TEST_ADDRESS}", want: "example.com:6380/3"},
-		{address: "{env.TOLLGATE_TEST_EMPTY}", err: `redis: "{env.TOLLGATE_TEST_EMPTY}": evaluated placeholder {env.TOLLGATE_TEST_EMPTY} is empty; write redis off to keep buckets in this process`},
+		{address: "{env.TOLLGATE_TEST_EMPTY}", err: `redis: evaluated placeholder {env.TOLLGATE_TEST_EMPTY} is empty; write redis off to keep buckets in this process`},
+		{address: "redis://:secret@{env.TOLLGATE_TEST_EMPTY}:6379", err: `redis: evaluated placeholder {env.TOLLGATE_TEST_EMPTY} is empty; write redis off to keep buckets in this process`},
+		{address: "", err: "redis: it is empty; write redis off to keep buckets in this process"},
 		{address: "localhost", err: `redis: the address must be host:port or a URL like redis://host:6379/0, got "localhost"`},
 		{address: "rediss://localhost:6379", err: "redis: the scheme rediss, Redis over TLS, is not supported yet"},
 		{address: "user:secret@localhost", err: "redis: the address must be host:port or a URL like redis://host:6379/0"},
@@ -320,6 +322,23 @@ func TestRedisSettings(t *testing.T) {
 			t.Errorf("%s: got %s, %v, want %s", test.address, s.String(), err, test.want)
 		case test.err != "" && (err == nil || err.Error() != test.err):
 			t.Errorf("%s:\ngot  %v\nwant %s", test.address, err, test.err)
+		}
+	}
+}
+
+func TestLiteralPassword(t *testing.T) {
+	for address, want := range map[string]bool{
+		"redis://:secret@localhost":                     true,
+		"redis://user:secret@{env.REDIS_HOST}:6379/0":   true,
+		"redis://:sec@ret@localhost":                    true,
+		"redis://user:{env.REDIS_PASSWORD}@localhost/0": false,
+		"redis://user@localhost":                        false,
+		"redis://localhost:6379":                        false,
+		"localhost:6379":                                false,
+		"{env.REDIS_URL}":                               false,
+	} {
+		if got := (&Redis{Address: []string{address}}).literalPassword(); got != want {
+			t.Errorf("%s: %v", address, got)
 		}
 	}
 }
