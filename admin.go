@@ -179,8 +179,8 @@ func (a *App) unblock(ctx context.Context, id ID, group *string) (forgotten int,
 			continue
 		}
 		name = a.penalties[name].rules.group
-		a.stores.shares.unblock(id, name)
-		if a.stores.local.unblock(id, name) {
+		a.stores.shares.unblock(processMicros(), id, name)
+		if a.stores.local.unblock(processMicros(), id, name) {
 			forgotten++
 		}
 		for _, s := range a.remotes {

@@ -41,10 +41,10 @@ func (r *request) setRecord(record strikeRecord) (known bool) {
 }
 
 // unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.
-func (m *memoryStore) unblock(id ID, group string) bool {
+func (m *memoryStore) unblock(now int64, id ID, group string) bool {
 	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
 	set := m.locate(&r)
-	m.lock(set, 0)
+	m.lock(set, now)
 	defer m.unlock(set)
 	r.readRecord(0)
 	if r.visits[0].record < 0 {

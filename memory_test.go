@@ -285,6 +285,23 @@ func TestMemoryClockGoesBack(t *testing.T) {
 	})
 }
 
+// Lifting a block is no moment at which time goes back for those who were overtaken.
+func TestMemoryUnblockKeepsTheTime(t *testing.T) {
+	m := newMemoryStore()
+	api := zone("api", limit(t, "1/s", 10)).striking("default")
+	expect := func(at time.Duration, c Charge, want, why string) {
+		t.Helper()
+		if got := answer(m, at, million, c); got != want {
+			t.Fatalf("at %v: %s; want %s: %s", at, got, want, why)
+		}
+	}
+	expect(time.Hour, api.costing(10), "allowed, 0 left", "")
+	expect(time.Hour+5*time.Second, api, "allowed, 4 left", "")
+	m.unblock(us(time.Hour+5*time.Second), api.ID, "default")
+	expect(time.Hour+time.Second, api, "allowed, 3 left", "overtaken")
+	expect(time.Hour+5*time.Second, api, "allowed, 2 left", "no time counts twice")
+}
+
 func TestMemoryGiveBack(t *testing.T) {
 	m := newMemoryStore()
 	api, web := zone("api", limit(t, "1/s", 10)), zone("web", limit(t, "1/m", 5)).by(2)
