@@ -123,7 +123,7 @@ func (a *App) setDefaults() error {
 	if a.MaxKeys == 0 {
 		a.MaxKeys = defaultMaxKeys
 	}
-	return nil
+	return checkNodes(a.Nodes)
 }
 
 // Start implements caddy.App: from now on connections may be opened in the background. A configuration that is only

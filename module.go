@@ -29,6 +29,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
@@ -200,6 +201,9 @@ func (h *Handler) provisionShed(caddy.Context) (err error) {
 }
 
 func (h *Handler) provisionLimiter(caddy.Context) error {
+	if err := checkNodes(h.Nodes); err != nil {
+		return err
+	}
 	nodes := cmp.Or(h.Nodes, h.app.Nodes, 1)
 	h.limiter = &Limiter{
 		local: h.app.stores.local, shares: h.app.stores.shares,
@@ -221,6 +225,14 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 	h.release = append(h.release, func() { releaseRedis(client) })
 	h.remote = h.app.remote(client)
 	h.limiter.remote = h.remote
+	return nil
+}
+
+// checkNodes holds the number of nodes in what shares can be calculated with; 0 is none given.
+func checkNodes(nodes Count) error {
+	if nodes > math.MaxInt32 {
+		return fmt.Errorf("nodes: must be from 1 to %d, got %d", math.MaxInt32, nodes)
+	}
 	return nil
 }
 

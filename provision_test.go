@@ -85,6 +85,8 @@ func TestErrorsOfProvision(t *testing.T) {
 		{`"penalty":{"group":"a b"}`, `penalty: group must be letters, digits and -_. only, got "a b"`},
 		{`"penalty":{"max":"100000h"}`, `penalty: max and window must be below ten years`},
 		{`"nodes":-1`, `must be a whole number from 1, got -1; leave it out for the default`},
+		{`"nodes":1099511627776`, `nodes: must be from 1 to 2147483647, got 1099511627776`},
+		{`"rate_limits":{"":{"rate":"10/s"}}`, `rate_limits: a zone needs a name`},
 		{`"redis":{"address":["localhost:6379","localhost:6380"]}`, `redis: write one address (or off), got 2`},
 		{`"redis":{"address":["localhost"]}`, `redis: the address must be host:port or a URL like redis://host:6379/0, got "localhost"`},
 		{`"redis":{"address":["{env.TOLLGATE_NOT_SET}"]}`, `redis: evaluated placeholder {env.TOLLGATE_NOT_SET} is empty; write redis off to keep buckets in this process`},

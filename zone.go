@@ -129,6 +129,9 @@ func (z *Zone) isReference() bool { return z == nil || reflect.DeepEqual(*z, Zon
 func (z *Zone) punishes() bool { return z.Penalty != "off" && z.key.holdsClient() }
 
 func (z *Zone) provision(ctx caddy.Context, name string) error {
+	if name == "" {
+		return errors.New("rate_limits: a zone needs a name")
+	}
 	if err := z.provisionLimit(name); err != nil {
 		return fmt.Errorf("zone %q: %w", name, err)
 	}
