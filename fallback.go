@@ -123,6 +123,9 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 				return Decision{Reason: ReasonUnavailable, Zone: c.Zone, Quiet: true, RetryAfter: l.remote.retryAfter(), Now: l.now()}
 			}
 		case PolicyAllow:
+			if d, blocked := l.knownBlock(c); blocked {
+				return d
+			}
 		case PolicyShare:
 			c.Limit = c.Limit.share(l.nodes, c.Floor)
 			counted = append(counted, c)
@@ -135,6 +138,20 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 	}
 	out := l.shares.take(l.now(), counted, l.maxKeys)
 	return out.decision(counted, SourceShare)
+}
+
+// knownBlock refuses a charge that nobody counts while the store is down, if its client is known to be blocked.
+func (l *Limiter) knownBlock(c Charge) (Decision, bool) {
+	if c.Penalty == nil || c.DryRun {
+		return Decision{}, false
+	}
+	now := l.now()
+	until, blocked := l.shares.blocked(now, c.ID, c.Penalty.group)
+	if !blocked {
+		return Decision{}, false
+	}
+	out := outcome{verdict: verdictBlocked, now: now, until: until}
+	return out.decision([]Charge{c}, SourceShare), true
 }
 
 // share returns one of so many equal parts of a limit. Its burst is never below floor, the largest cost of the zone.

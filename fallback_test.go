@@ -134,6 +134,30 @@ func TestBlockIsKnownWhileTheStoreIsDown(t *testing.T) {
 	}
 }
 
+// What a zone lets pass while the store is down, it does not let pass for a client that is blocked.
+func TestBlockHoldsWhereRequestsAreLetThrough(t *testing.T) {
+	remote := &scriptedStore{decision: Decision{Reason: ReasonBlocked, Zone: "api", RetryAfter: 2 * time.Minute}}
+	l, now := newTestLimiter(remote, 1)
+	c := testCharge("api", 5)
+	c.OnStoreError = PolicyAllow
+	c.Penalty = &penaltyRules{after: 3, base: 60e6, max: 3600e6, window: 3600e6}
+	admitted(l, 1, c)
+	remote.err = errDown
+	*now += 119e6
+	if d := l.Decide(context.Background(), []Charge{c}); d.Allowed || d.Reason != ReasonBlocked || d.RetryAfter != time.Second || d.Zone != "api" {
+		t.Errorf("a second before the end of the block: %+v", d)
+	}
+	other, dry := c, c
+	other.ID, dry.DryRun = ID{2}, true
+	if n := admitted(l, 10, other) + admitted(l, 10, dry); n != 20 {
+		t.Errorf("%d of 20 let through that are not blocked", n)
+	}
+	*now += 1e6
+	if n := admitted(l, 100, c); n != 100 {
+		t.Errorf("%d of 100 let through after the end of the block", n)
+	}
+}
+
 // Zones in the process and zones in Redis are charged together or not at all.
 func TestLocalZoneGetsItsTokensBack(t *testing.T) {
 	remote := &scriptedStore{decision: Decision{Reason: ReasonLimited, Zone: "fine", RetryAfter: time.Second}}

@@ -40,6 +40,17 @@ func (r *request) setRecord(record strikeRecord) (known bool) {
 	return true
 }
 
+// blocked returns until when the strikes of an identity in a group block it, and whether they do.
+func (m *memoryStore) blocked(now int64, id ID, group string) (until int64, blocked bool) {
+	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
+	set := m.locate(&r)
+	r.now = m.lock(set, now)
+	defer m.unlock(set)
+	r.readRecord(0)
+	until = r.states[0].record.until
+	return until, until > now
+}
+
 // unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.
 func (m *memoryStore) unblock(now int64, id ID, group string) bool {
 	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
