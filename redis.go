@@ -95,7 +95,8 @@ func expand(value string) (string, error) {
 // dial reads an address into the settings.
 func (s *redisSettings) dial(address string) error {
 	if !strings.Contains(address, "://") {
-		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+		_, port, err := net.SplitHostPort(address)
+		if _, notANumber := strconv.ParseUint(port, 10, 16); err != nil || notANumber != nil {
 			return fmt.Errorf("the address must be host:port or a URL like redis://host:6379/0%s", found(address))
 		}
 		s.network, s.address = "tcp", address
