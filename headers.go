@@ -143,7 +143,7 @@ func (a *answerer) refuse(w http.ResponseWriter, r *http.Request, d *Decision) e
 	h := w.Header()
 	values := []string{"no-store", strconv.FormatInt(seconds, 10), string(d.Reason), "application/json"}
 	h[headerCache], h[headerRetry], h[headerReason] = values[0:1:1], values[1:2:2], values[2:3:3]
-	if a.numbers && !hasNumbers(d) {
+	if a.numbers && (d.Quiet || !hasNumbers(d)) {
 		// An earlier handler's numbers say nothing about this refusal.
 		delete(h, headerLimit)
 		delete(h, headerRemaining)

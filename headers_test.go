@@ -220,6 +220,7 @@ func TestNumbersOfAnEarlierHandler(t *testing.T) {
 		{"limited: whether they stay is not for refuse to say", answering(), Decision{Reason: ReasonLimited, Zone: "fine"}, shown},
 		{"unavailable carries none", answering(), Decision{Reason: ReasonUnavailable, Zone: "login"}, nil},
 		{"overloaded carries none", answering(), Decision{Reason: ReasonOverloaded}, nil},
+		{"a zone that shows none: 40 left and refused says neither", answering(), Decision{Reason: ReasonLimited, Zone: "login", Quiet: true}, nil},
 		{"headers off does not touch them", answering(headersOff), Decision{Reason: ReasonOverloaded}, shown},
 	} {
 		w := refused(t, row.a, "GET", earlier(), row.d)
