@@ -184,9 +184,9 @@ func (a *App) longestBlock() (longest int64) {
 	return longest
 }
 
-// claimZone notes that a handler uses a zone, with buckets in the store. Names are global: the same name is one budget, so it
-// must mean the same, and be kept in one place.
-func (a *App) claimZone(z *Zone, store string) error {
+// claimZone notes that a handler uses a zone, with buckets in a place. Names are global: the same name is one budget, so it
+// must mean the same everywhere.
+func (a *App) claimZone(z *Zone, place string) error {
 	name := z.charge.Zone
 	first, taken := a.zones[name]
 	if !taken {
@@ -196,10 +196,10 @@ func (a *App) claimZone(z *Zone, store string) error {
 	if diff := z.differs(first); len(diff) > 0 {
 		return fmt.Errorf("zone %q is defined twice with different %s: zone names are global, so give one of them another name", name, strings.Join(diff, ", "))
 	}
-	if other, kept := a.places[name]; kept && other != store {
-		return fmt.Errorf("zone %q is kept in two stores, %s and %s: zone names are global, so give one of them another name", name, other, store)
+	if other, kept := a.places[name]; kept && other != place {
+		return fmt.Errorf("zone %q is used in two ways, in %s and in %s: a zone charges a request once, so the first way would hold; give one of them another name", name, other, place)
 	}
-	a.places[name] = store
+	a.places[name] = place
 	return nil
 }
 

@@ -6,7 +6,7 @@
 //	app.go          what the handlers of one configuration share
 //	caddyfile.go    the directive and the global option; caddyfile_*.go are what they are read with
 //	handler.go      a request's way
-//	zone.go, rate.go  one limit: which requests, which key, which cost
+//	zone.go, rate.go  one limit: which requests, which key, which cost; zone_missing.go watches for keys that never come
 //	key.go          a key expression: template, hash, what it says about the client
 //	key_value.go    the value of one placeholder; grouping of addresses
 //	key_given.go    the identity of somebody whom an operator names
@@ -153,7 +153,7 @@ func (h *Handler) provisionZones(ctx caddy.Context) error {
 		} else if err := z.provision(ctx, name); err != nil {
 			return err
 		}
-		if err := h.app.claimZone(z, h.storeOf(z)); err != nil {
+		if err := h.app.claimZone(z, h.placeOf(z)); err != nil {
 			return err
 		}
 		h.zones = append(h.zones, z)
@@ -161,12 +161,16 @@ func (h *Handler) provisionZones(ctx caddy.Context) error {
 	return nil
 }
 
-// storeOf names the store that has the buckets of a zone.
-func (h *Handler) storeOf(z *Zone) string {
-	if h.remote == nil || z.charge.Local {
-		return "memory"
+// placeOf says where the buckets of a zone are, and whether they are only tried.
+func (h *Handler) placeOf(z *Zone) string {
+	place := "memory"
+	if h.remote != nil && !z.charge.Local {
+		place = "redis " + h.remote.client.settings.String()
 	}
-	return "redis " + h.remote.client.settings.String()
+	if h.DryRun || z.DryRun {
+		place += " as a dry run"
+	}
+	return place
 }
 
 func (h *Handler) provisionPenalty(ctx caddy.Context) error {

@@ -74,11 +74,9 @@ func (s *redisStore) blocks(ctx context.Context) ([]knownBlock, error) {
 	}
 	list := make([]knownBlock, 0, len(found))
 	for _, z := range found {
-		b, err := parseMember(fmt.Sprint(z.Member), z.Score)
-		if err != nil {
-			return nil, err
+		if b, err := parseMember(fmt.Sprint(z.Member), z.Score); err == nil { // else it is not ours
+			list = append(list, b)
 		}
-		list = append(list, b)
 	}
 	return list, nil
 }

@@ -67,6 +67,7 @@ type Zone struct {
 	key       *keyTemplate
 	address   *keyTemplate // counts in place of key where a part of it is missing
 	charge    Charge       // what is the same for every request
+	missing   *missingKeys
 }
 
 // burst returns how many tokens a bucket of the zone holds.
@@ -129,6 +130,7 @@ func (z *Zone) isReference() bool { return z == nil || reflect.DeepEqual(*z, Zon
 func (z *Zone) punishes() bool { return z.Penalty != "off" && z.key.holdsClient() }
 
 func (z *Zone) provision(ctx caddy.Context, name string) error {
+	z.missing = &missingKeys{logger: ctx.Logger()}
 	if name == "" {
 		return errors.New("rate_limits: a zone needs a name")
 	}
@@ -265,7 +267,9 @@ func (z *Zone) claim(r *http.Request, repl *caddy.Replacer, h *hasher) (Charge, 
 		return Charge{}, false, errEarlyData
 	}
 	var known bool
-	if c.ID, known = z.key.identity(r, repl, h); known {
+	c.ID, known = z.key.identity(r, repl, h)
+	z.missing.note(z, known)
+	if known {
 		return c, true, nil
 	}
 	return z.claimWithoutKey(c, r, repl, h)
@@ -285,6 +289,7 @@ func (z *Zone) claimWithoutKey(c Charge, r *http.Request, repl *caddy.Replacer, 
 	if c.ID, known = z.address.identity(r, repl, h); known {
 		return c, true, nil
 	}
+	z.missing.noAddress(z)
 	if c.Patient {
 		return Charge{}, false, errNoAddress
 	}
