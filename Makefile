@@ -4,7 +4,7 @@ GOLANGCI_LINT_VERSION := 2.15.0
 MODULE := github.com/caddy-tollgate/ratelimit
 FUZZTIME ?= 1m
 
-.PHONY: help tools test lint xcaddy run fuzz bench clean
+.PHONY: help tools test lint xcaddy run soak fuzz bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ xcaddy: ## Build Caddy with this module the way users do, and run the README and
 
 run: ## Run Caddy with example.Caddyfile
 	go run ./cmd/caddy run --config example.Caddyfile
+
+soak: tools ## Run the tests that take long
+	go test -tags soak -run Soak -v -timeout 30m .
 
 fuzz: ## Run every fuzz test for FUZZTIME
 	@for name in $$(go test -list '^Fuzz' . | grep '^Fuzz'); do \

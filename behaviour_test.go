@@ -2,12 +2,16 @@ package ratelimit
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/caddy-tollgate/ratelimit/internal/node"
+	"github.com/caddy-tollgate/ratelimit/internal/proc"
 	"github.com/caddy-tollgate/ratelimit/internal/redistest"
 )
 
@@ -278,4 +282,67 @@ func TestHeadIsLikeGet(t *testing.T) {
 			t.Errorf("got %+v, %v", answer, err)
 		}
 	})
+}
+
+// backend is an upstream that holds requests to /slow until they are released, and cuts those to /cut.
+func backend(t *testing.T) (address string, waiting *atomic.Int64, release chan struct{}) {
+	t.Helper()
+	waiting, release = new(atomic.Int64), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/slow":
+			waiting.Add(1)
+			defer waiting.Add(-1)
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+		case "/cut":
+			w.Header().Set("Content-Length", "1000")
+			_, _ = w.Write([]byte("begun"))
+			panic(http.ErrAbortHandler)
+		}
+	}))
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://"), waiting, release
+}
+
+// A slot is held by a request, not by a configuration, and comes back however the request ends.
+func TestSlotsOverReloadsAndAborts(t *testing.T) {
+	address, waiting, release := backend(t)
+	config := func(comment string) string {
+		return "{\n admin {$ADMIN}\n}\nhttp://:{$PORT} {\n rate_limit {\n redis off\n exempt /healthz\n shed 2 {\n retry_after 7s\n }\n }\n reverse_proxy " + address + "\n}\n# " + comment
+	}
+	n := node.Start(t, config("first"))
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			if answer, err := n.Try(http.MethodGet, "/slow", ""); err != nil || answer.Status != http.StatusOK {
+				t.Errorf("got %+v, %v", answer, err)
+			}
+		})
+	}
+	proc.Eventually(t, "two requests are in flight", func() bool { return waiting.Load() == 2 })
+	for i := range 3 {
+		shed := n.Get("/")
+		if shed.Status != http.StatusServiceUnavailable || shed.Body != `{"error":"overloaded","retry_after":7}` {
+			t.Errorf("with two in flight: %+v", shed)
+		}
+		wantHeaders(t, shed, map[string]string{"Retry-After": "7", "X-RateLimit-Reason": "overloaded"})
+		if status := n.Get("/healthz").Status; status != http.StatusOK {
+			t.Errorf("health check: status %d", status)
+		}
+		if err := n.Load(config(strconv.Itoa(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(release)
+	wg.Wait()
+	for range 20 { // would need 20 slots if those of cut requests were lost
+		_, _ = n.Try(http.MethodGet, "/cut", "")
+	}
+	proc.Eventually(t, "all slots are back", func() bool { return n.Get("/").Status == http.StatusOK })
+	if lines := n.LogLines(`"level":"error","ts"`); lines > 20 { // the upstream's, one for each that was cut
+		t.Errorf("%d ERROR lines", lines)
+	}
 }
