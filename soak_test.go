@@ -4,7 +4,6 @@ package ratelimit
 
 import (
 	"encoding/binary"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -34,7 +33,7 @@ func TestSoakFloodOfFreshIdentities(t *testing.T) {
 	}
 	p50, p99 := measure(flood/10, func(int) {})
 	t.Logf("a known client before: p50 %s, p99 %s", p50, p99)
-	before := heapBytes()
+	before := heap()
 	fresh := limited("api", 0, "1/m", 5)
 	p50, p99 = measure(flood/10, func(i int) {
 		for j := range 10 {
@@ -44,7 +43,7 @@ func TestSoakFloodOfFreshIdentities(t *testing.T) {
 		now++
 	})
 	t.Logf("a known client during the flood: p50 %s, p99 %s", p50, p99)
-	grown := heapBytes() - before
+	grown := heap() - before
 	buckets, records := m.len()
 	t.Logf("%d fresh identities: heap grown by %d MB, %d buckets and %d records kept, %d lost", flood, grown>>20, buckets, records, m.evicted())
 	if buckets+records > maxKeys || grown > maxKeys*400 {
@@ -54,11 +53,4 @@ func TestSoakFloodOfFreshIdentities(t *testing.T) {
 	if out.verdict != verdictBlocked {
 		t.Error("the flood displaced a block")
 	}
-}
-
-func heapBytes() int64 {
-	runtime.GC()
-	var stats runtime.MemStats
-	runtime.ReadMemStats(&stats)
-	return int64(stats.HeapAlloc)
 }
