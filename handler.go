@@ -148,7 +148,7 @@ func (h *Handler) rules(r *http.Request) (*penaltyRules, error) {
 func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) error {
 	switch {
 	case errors.Is(err, errEarlyData):
-		return caddyhttp.Error(http.StatusTooEarly, err)
+		return h.answers.unclaimed(w, r, &kindTooEarly)
 	case errors.Is(err, errIdentityRequired):
 		return h.answers.missingIdentity(w, r)
 	case errors.Is(err, errNoAddress):

@@ -53,6 +53,7 @@ var (
 	kindUnavailable = answerKind{http.StatusServiceUnavailable, errUnavailable, `{"error":"limiter_unavailable","retry_after":`}
 	kindOverloaded  = answerKind{http.StatusServiceUnavailable, errOverloaded, `{"error":"overloaded","retry_after":`}
 	kindNoIdentity  = answerKind{http.StatusBadRequest, errNoIdentity, `{"error":"identity_required"}`}
+	kindTooEarly    = answerKind{http.StatusTooEarly, errEarlyData, `{"error":"too_early"}`}
 )
 
 func kindOf(reason Reason) *answerKind {
@@ -160,11 +161,16 @@ func (a *answerer) refuse(w http.ResponseWriter, r *http.Request, d *Decision) e
 
 // missingIdentity answers a request without the key that a zone demands.
 func (a *answerer) missingIdentity(w http.ResponseWriter, r *http.Request) error {
+	return a.unclaimed(w, r, &kindNoIdentity)
+}
+
+// unclaimed answers a request that cannot be charged.
+func (a *answerer) unclaimed(w http.ResponseWriter, r *http.Request, kind *answerKind) error {
 	w.Header().Set(headerCache, "no-store")
-	if err := a.thrown(w, r, &kindNoIdentity, &Decision{}, 0); err != nil {
+	if err := a.thrown(w, r, kind, &Decision{}, 0); err != nil {
 		return err
 	}
-	writeAnswer(w, r, kindNoIdentity.status, []string{"application/json"}, []byte(kindNoIdentity.body))
+	writeAnswer(w, r, kind.status, []string{"application/json"}, []byte(kind.body))
 	return nil
 }
 
