@@ -135,6 +135,11 @@ func served(t *testing.T, caddyfile string) *caddyhttp.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return servedJSON(t, raw)
+}
+
+func servedJSON(t *testing.T, raw []byte) *caddyhttp.Server {
+	t.Helper()
 	var config caddy.Config
 	if err := caddy.StrictUnmarshalJSON(raw, &config); err != nil {
 		t.Fatal(err)
@@ -195,6 +200,24 @@ func TestEarlyDataWithAVictimsAddress(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A refused request does not get past the limiter because a subroute around it has error routes for something else.
+// gateways C-10 111.
+func TestNoRefusalIsPassedOnBySubroutes(t *testing.T) {
+	server := servedJSON(t, []byte(`{"admin":{"disabled":true},"apps":{"http":{"servers":{"srv0":{"listen":["127.0.0.1:9081"],"automatic_https":{"disable":true},
+		"routes":[
+			{"handle":[{"handler":"subroute","routes":[{"handle":[{"handler":"rate_limit","rate_limits":{"in_subroute":{"rate":"1/h","burst":1}}}]}],
+				"errors":{"routes":[{"match":[{"vars":{"{http.error.status_code}":["502"]}}],"handle":[{"handler":"static_response","body":"bad gateway"}]}]}}]},
+			{"handle":[{"handler":"static_response","body":"secret"}]}],
+		"errors":{"routes":[{"handle":[{"handler":"static_response","body":"page"}]}]}}}}}}`))
+	const client = "203.0.113.7:1"
+	requested(server, client, nil, "/")
+	for want, state := range map[int]*tls.ConnectionState{http.StatusTooManyRequests: nil, http.StatusTooEarly: {}} {
+		if w := requested(server, client, state, "/"); w.Code != want || strings.Contains(w.Body.String(), "secret") {
+			t.Errorf("status %d, body %s, want %d", w.Code, w.Body, want)
+		}
 	}
 }
 
