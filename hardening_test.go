@@ -10,13 +10,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"github.com/redis/go-redis/v9"
-	"pgregory.net/rapid"
 
 	"github.com/caddy-tollgate/ratelimit/internal/node"
 	"github.com/caddy-tollgate/ratelimit/internal/proc"
@@ -319,71 +316,6 @@ func TestOneChargeARequest(t *testing.T) {
 			wantHeaders(t, n.Get(path), map[string]string{"X-RateLimit-Remaining": strconv.Itoa(9 - i)})
 		}
 	})
-}
-
-// What stands in Redis may be anything: garbage, the far future, another version, another type, no TTL. Nothing of it is an
-// error, locks anybody out for longer than a refill or the longest block, or lives on. gateways C-1 1, 7, 11; C-2 21; shedding c.4.
-func TestStoredStateIsHostile(t *testing.T) {
-	server := redistest.Start(t)
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer client.Close()
-	ctx := context.Background()
-	script := scripted{client, "tollgate"}
-	c := limited("api", 1, "1/s", 10)
-	c.Penalty = defaultRules()
-	key := (&redisStore{prefix: "tollgate"}).key(c.ID)
-	const now = 1_764_550_000_000_000
-	check := func(t rapid.TB, what string) {
-		out := script.take(t, now, []Charge{c})
-		d := out.decision([]Charge{c}, SourceRedis)
-		if d.RetryAfter > time.Hour || d.Remaining < 0 || d.Remaining > 10 {
-			t.Fatalf("%s: %+v", what, d)
-		}
-		if ttl := client.PTTL(ctx, key).Val(); ttl == -1 || ttl > 3*time.Hour {
-			t.Fatalf("%s: a TTL of %s", what, ttl)
-		}
-		// Whatever it was, it is over after the longest block and a refill.
-		later := script.take(t, now+3600e6+10e6+1, []Charge{c})
-		if later.verdict == verdictBlocked {
-			t.Fatalf("%s: still blocked after the longest block: %+v", what, later)
-		}
-		free := c
-		free.Penalty = nil
-		if out := script.take(t, now+3600e6+20e6+1, []Charge{free}); out.verdict != verdictAllowed {
-			t.Fatalf("%s: still refused after the longest block and two refills: %+v", what, out)
-		}
-	}
-	t.Run("random bytes", func(t *testing.T) {
-		rapid.Check(t, func(t *rapid.T) {
-			client.Del(ctx, key)
-			for field, length := range map[string]int{"zapi": 23, "p": 17} {
-				raw := rapid.SliceOfN(rapid.Byte(), 0, 40).Draw(t, field)
-				if rapid.Bool().Draw(t, "right length") {
-					raw = rapid.SliceOfN(rapid.Byte(), length, length).Draw(t, field)
-					raw[0] = rapid.SampledFrom([]byte{0, 1, 2, 255}).Draw(t, "version")
-				}
-				client.HSet(ctx, key, field, string(raw))
-			}
-			if rapid.Bool().Draw(t, "TTL") {
-				client.PExpire(ctx, key, time.Hour)
-			}
-			check(t, "random bytes")
-		})
-	})
-	for what, write := range map[string]func(){
-		"a string": func() { client.Set(ctx, key, "garbage", 0) },
-		"a list":   func() { client.RPush(ctx, key, "garbage") },
-		"a set":    func() { client.SAdd(ctx, key, "garbage") },
-		"no TTL":   func() { script.take(t, now, []Charge{c}); client.Persist(ctx, key) },
-		"text":     func() { client.HSet(ctx, key, "zapi", "10:20", "p", "3:4:5") },
-		"nothing":  func() { client.HSet(ctx, key, "zapi", "", "p", "") },
-	} {
-		t.Run(what, func(t *testing.T) {
-			client.Del(ctx, key)
-			write()
-			check(t, what)
-		})
-	}
 }
 
 // Nobody switches penalties on without a way back: operators see who is blocked, and lift it, by any address of the network,

@@ -31,7 +31,7 @@ func parseMember(text string, until float64) (knownBlock, error) {
 		return knownBlock{}, errors.New("reading the list of blocks: an entry has another form")
 	}
 	id, err := parseID(parts[0])
-	return knownBlock{id: id, group: parts[1], plain: parts[2], until: int64(until) * 1000}, err
+	return knownBlock{id: id, group: parts[1], plain: parts[2], until: int64(min(until, 1e15)) * 1000}, err
 }
 
 // parseID reads an identity as it stands in Redis keys and lists.
@@ -41,6 +41,14 @@ func parseID(text string) (ID, error) {
 		return ID{}, fmt.Errorf("id %q is not one of ours: it has 22 letters, digits, - and _", text)
 	}
 	return ID(raw), nil
+}
+
+// heal removes a list that is none: another program may have written under its name. The error is nil then.
+func (s *redisStore) heal(ctx context.Context, w *wire, err error) error {
+	if err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE") {
+		return err
+	}
+	return w.client.Del(ctx, s.listKey()).Err()
 }
 
 // list notes a block that has just started, without waiting: now is the time of the decision, longest the longest block there
@@ -69,12 +77,13 @@ func (s *redisStore) blocks(ctx context.Context) ([]knownBlock, error) {
 	}
 	since := "(" + strconv.FormatInt(now.UnixMilli(), 10)
 	found, err := w.client.ZRangeByScoreWithScores(ctx, s.listKey(), &redis.ZRangeBy{Min: since, Max: "+inf"}).Result()
-	if err != nil {
+	if err = s.heal(ctx, w, err); err != nil {
 		return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
 	}
 	list := make([]knownBlock, 0, len(found))
 	for _, z := range found {
-		if b, err := parseMember(fmt.Sprint(z.Member), z.Score); err == nil { // else it is not ours
+		b, err := parseMember(fmt.Sprint(z.Member), z.Score)
+		if err == nil && b.until <= now.Add(maxFill).UnixMicro() { // others are not ours
 			list = append(list, b)
 		}
 	}
@@ -102,7 +111,7 @@ func (s *redisStore) unlist(ctx context.Context, w *wire, id ID, group string) e
 			found = append(found, scan.Val())
 		}
 	}
-	if err := scan.Err(); err != nil || len(found) == 0 {
+	if err := s.heal(ctx, w, scan.Err()); err != nil || len(found) == 0 {
 		return err
 	}
 	return w.client.ZRem(ctx, s.listKey(), found...).Err()
