@@ -13,11 +13,15 @@ import (
 
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if r.Context().Value(caddyhttp.ErrorCtxKey) != nil {
+	if r.Context().Value(caddyhttp.ErrorCtxKey) != nil { // it was limited before it failed
 		return next.ServeHTTP(w, r)
 	}
-	if exempt, err := matchesAny(h.exempt, r); err != nil || exempt {
-		return orNext(err, w, r, next)
+	exempt, err := matchesAny(h.exempt, r)
+	if err != nil {
+		return err
+	}
+	if exempt {
+		return next.ServeHTTP(w, r)
 	}
 	p := progressOf(r)
 	place, admitted := h.admit(p)
@@ -42,13 +46,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	if !d.Allowed {
 		return h.answers.refuse(w, r, &d)
-	}
-	return next.ServeHTTP(w, r)
-}
-
-func orNext(err error, w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if err != nil {
-		return err
 	}
 	return next.ServeHTTP(w, r)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -182,37 +183,19 @@ func (s *redisStore) key(id ID) string {
 
 // arguments lays the charges out as bucket.lua reads them.
 func (s *redisStore) arguments(charges []Charge) (keys []string, args []any) {
-	keys = make([]string, 0, len(charges))
-	args = make([]any, 0, 3+14*len(charges))
+	var ids []ID
 	var groups []*penaltyRules
-	args = append(args, s.clock, len(charges), 0)
+	args = append(make([]any, 0, 3+14*len(charges)), s.clock, len(charges), 0)
 	for i := range charges {
 		c := &charges[i]
-		k := 0
-		for k < i && charges[k].ID != c.ID {
-			k++
-		}
-		if k == i {
+		if !slices.Contains(ids, c.ID) {
+			ids = append(ids, c.ID)
 			keys = append(keys, s.key(c.ID))
 		}
-		flags := 0
-		if !c.NoStrike {
-			flags |= 1
+		if c.Penalty != nil && groupIndex(groups, c.Penalty) == 0 {
+			groups = append(groups, c.Penalty)
 		}
-		if c.DryRun {
-			flags |= 2
-		}
-		group := 0
-		if c.Penalty != nil {
-			for group < len(groups) && groups[group].group != c.Penalty.group {
-				group++
-			}
-			if group == len(groups) {
-				groups = append(groups, c.Penalty)
-			}
-			group++
-		}
-		args = append(args, keyIndex(charges, k), c.Zone, c.Limit.Num, c.Limit.Den, c.Limit.Burst, c.Cost, flags, group)
+		args = append(args, slices.Index(ids, c.ID)+1, c.Zone, c.Limit.Num, c.Limit.Den, c.Limit.Burst, c.Cost, flags(c), groupIndex(groups, c.Penalty))
 	}
 	args[2] = len(groups)
 	for _, g := range groups {
@@ -221,19 +204,20 @@ func (s *redisStore) arguments(charges []Charge) (keys []string, args []any) {
 	return keys, args
 }
 
-// keyIndex returns the position among the distinct identities of the one that charge k is the first to have, from 1.
-func keyIndex(charges []Charge, k int) int {
-	index := 1
-	for i := range k {
-		first := true
-		for j := range i {
-			first = first && charges[j].ID != charges[i].ID
-		}
-		if first {
-			index++
-		}
+// groupIndex returns where the group of a penalty is, from 1, or 0.
+func groupIndex(groups []*penaltyRules, p *penaltyRules) int {
+	return slices.IndexFunc(groups, func(g *penaltyRules) bool { return p != nil && g.group == p.group }) + 1
+}
+
+func flags(c *Charge) int {
+	flags := 0
+	if !c.NoStrike {
+		flags |= 1
 	}
-	return index
+	if c.DryRun {
+		flags |= 2
+	}
+	return flags
 }
 
 // errReply is an answer of the script that this version cannot read.
