@@ -16,7 +16,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-tollgate/ratelimit/internal/node"
-	"github.com/caddy-tollgate/ratelimit/internal/proc"
 	"github.com/caddy-tollgate/ratelimit/internal/redistest"
 )
 
@@ -314,47 +313,6 @@ func TestOneChargeARequest(t *testing.T) {
 	onEveryNode(t, config, func(t *testing.T, n *node.Node) {
 		for i, path := range []string{"/", "/inner", "/named", "/error", "/"} {
 			wantHeaders(t, n.Get(path), map[string]string{"X-RateLimit-Remaining": strconv.Itoa(9 - i)})
-		}
-	})
-}
-
-// Nobody switches penalties on without a way back: operators see who is blocked, and lift it, by any address of the network,
-// on any node. shedding d 44, 46, 51; c.5.
-func TestBlocksAreSeenAndLifted(t *testing.T) {
-	const config = "{\n admin {$ADMIN}\n servers {\n trusted_proxies static 127.0.0.1/32\n trusted_proxies_strict\n }\n rate_limit {\n {$STORE}\n }\n}\nhttp://:{$PORT} {\n rate_limit {\n log_key {$LOG_KEY:off}\n penalty {\n after 0\n }\n zone login {\n rate 1/h\n burst 1\n }\n }\n respond ok\n}\n"
-	onEveryNode(t, config, func(t *testing.T, n *node.Node) {
-		const mine, neighbour = "X-Forwarded-For: 2001:db8::1", "2001:db8::ffff"
-		if all := statuses(n, 3, "/", mine); count(all, 429) != 2 {
-			t.Fatalf("got %v", all)
-		}
-		list := func() string { return n.Admin(http.MethodGet, "/rate_limit/blocks", "").Body }
-		proc.Eventually(t, "the block is listed", func() bool { return strings.Contains(list(), `"until":`) })
-		if strings.Contains(list(), "2001") {
-			t.Errorf("a key in the clear: %s", list())
-		}
-		if answer := n.Admin(http.MethodPost, "/rate_limit/unblock", `{"zone":"login","key":"`+neighbour+`"}`); answer.Status != 200 || !strings.Contains(answer.Body, `"forgotten":1`) {
-			t.Fatalf("unblock: %+v", answer)
-		}
-		if answer := n.Get("/", mine); answer.Header.Get("Retry-After") == "" || answer.Header.Get("X-RateLimit-Reason") != "blocked" {
-			t.Errorf("got %+v: the bucket is still empty, and the first strike blocks again", answer)
-		}
-		for _, wrong := range []struct {
-			method, path, body string
-			status             int
-			says               string
-		}{
-			{http.MethodPost, "/rate_limit/blocks", "", 405, "use GET"},
-			{http.MethodGet, "/rate_limit/unblock", "", 405, "use POST"},
-			{http.MethodPost, "/rate_limit/unblock", "{", 400, "reading the request"},
-			{http.MethodPost, "/rate_limit/unblock", `{"zone":"nope","key":"x"}`, 400, "(zones: login)"},
-			{http.MethodPost, "/rate_limit/unblock", `{"zone":"login","key":"x"}`, 400, "is an address"},
-			{http.MethodPost, "/rate_limit/unblock", `{"id":"x"}`, 400, "not one of ours"},
-			{http.MethodPost, "/rate_limit/unblock", `{}`, 400, "name either"},
-		} {
-			answer := n.Admin(wrong.method, wrong.path, wrong.body)
-			if answer.Status != wrong.status || !strings.Contains(answer.Body, wrong.says) {
-				t.Errorf("%s %s %s: %d %s", wrong.method, wrong.path, wrong.body, answer.Status, answer.Body)
-			}
 		}
 	})
 }
