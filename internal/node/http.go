@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Response is an answer that was read to its end.
@@ -58,7 +60,7 @@ func (n *Node) send(method, address, body string, headers []string) (*Response, 
 	request.Host = request.Header.Get("Host")
 	// The admin endpoint is replaced on every load, and with it the connections that are kept open.
 	request.Close = request.URL.Host == n.admin
-	response, err := n.client.Do(request)
+	response, err := n.do(request)
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +70,19 @@ func (n *Node) send(method, address, body string, headers []string) (*Response, 
 		return nil, fmt.Errorf("reading the answer to %s %s: %w", method, address, err)
 	}
 	return &Response{Status: response.StatusCode, Header: response.Header, Body: string(content)}, nil
+}
+
+// do sends a request, and a GET again if its connection was closed without an answer. Caddy on Linux has the listeners of the old
+// and of the new configuration open for a moment; who is in the queue of the old one when it closes is not served.
+func (n *Node) do(request *http.Request) (response *http.Response, err error) {
+	for range 5 {
+		response, err = n.client.Do(request)
+		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
+		if !closed || request.Method != http.MethodGet {
+			break
+		}
+	}
+	return response, err
 }
 
 // Admin sends a request to the node's admin endpoint. A body is JSON if the headers do not say something else. No
