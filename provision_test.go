@@ -88,7 +88,7 @@ func TestErrorsOfProvision(t *testing.T) {
 		{`"nodes":1099511627776`, `nodes: must be from 1 to 2147483647, got 1099511627776`},
 		{`"rate_limits":{"":{"rate":"10/s"}}`, `rate_limits: a zone needs a name`},
 		{`"redis":{"address":["localhost:6379","localhost:6380"]}`, `redis: write one address (or off), got 2`},
-		{`"redis":{"address":["localhost"]}`, `redis: the address must be host:port or a URL like redis://host:6379/0, got "localhost"`},
+		{`"redis":{"address":["localhost"]}`, `redis: the address has no port: write host:port, or a URL like redis://host:6379/0`},
 		{`"redis":{"address":["{env.TOLLGATE_NOT_SET}"]}`, `redis: evaluated placeholder {env.TOLLGATE_NOT_SET} is empty; write redis off to keep buckets in this process`},
 		{`"redis":{"address":["redis://:secret@{env.TOLLGATE_NOT_SET}"]}`, `redis: evaluated placeholder {env.TOLLGATE_NOT_SET} is empty; write redis off to keep buckets in this process`},
 		{`"redis":{"address":["http://:secret@localhost"]}`, `redis: the URL's scheme must be redis or unix, got "http"`},

@@ -98,7 +98,7 @@ func (s *redisSettings) dial(address string) error {
 	if !strings.Contains(address, "://") {
 		_, port, err := net.SplitHostPort(address)
 		if _, notANumber := strconv.ParseUint(port, 10, 16); err != nil || notANumber != nil {
-			return fmt.Errorf("the address must be host:port or a URL like redis://host:6379/0%s", found(address))
+			return errors.New("the address has no port: write host:port, or a URL like redis://host:6379/0")
 		}
 		s.network, s.address = "tcp", address
 		return nil
@@ -125,14 +125,6 @@ func (s *redisSettings) dial(address string) error {
 	}
 	s.network, s.address, s.username, s.password, s.db = o.Network, o.Addr, o.Username, o.Password, o.DB
 	return nil
-}
-
-// found repeats an address that can hold no password.
-func found(address string) string {
-	if strings.Contains(address, "@") {
-		return ""
-	}
-	return fmt.Sprintf(", got %q", address)
 }
 
 // String names the server in logs, without credentials.

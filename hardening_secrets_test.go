@@ -1,0 +1,76 @@
+package ratelimit
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/caddy-tollgate/ratelimit/internal/node"
+	"github.com/caddy-tollgate/ratelimit/internal/proc"
+	"github.com/caddy-tollgate/ratelimit/internal/redistest"
+)
+
+// No secret and no key of a client leaves the process: not in logs, errors, admin answers, nor in Redis. Answers gateways C-1 12
+// and 14, C-10 113, caddy-field c 33, 34, 43, 57, DESIGN §6 "Secrets".
+func TestNoSecretGetsOut(t *testing.T) {
+	const password, secret, key = "pw-7d1f3c", "hmac-91b2ee", "client-key-55aa"
+	redis := redistest.Start(t, "--requirepass", password)
+	redis.Do("config", "set", "slowlog-log-slower-than", "0")
+	redis.Do("config", "set", "slowlog-max-len", "10000")
+	config := func(url string) string {
+		return site("redis "+url+" {\n timeout 5s\n sensitive_timeout 5s\n}\nnodes 1\nkey_secret {env.SECRET}",
+			"penalty {\n after 0\n}\nzone api {\n key {header.X-Api-Key}\n rate 1/h\n burst 1\n}\nzone address {\n rate 1/h\n burst 2\n}")
+	}
+	n := node.Start(t, config("{env.REDIS_URL}"), node.Env("REDIS_URL", redis.URL()), node.Env("SECRET", secret), node.Env("WRONG", strings.Replace(redis.URL(), password, "wrong-"+password, 1)))
+	var seen strings.Builder
+	show := func(answer *node.Response) { fmt.Fprintf(&seen, "%v %s\n", answer.Header, answer.Body) }
+	for range 5 {
+		show(n.Get("/", "X-Api-Key: "+key))
+	}
+	for _, path := range []string{"/rate_limit/blocks", "/metrics", "/config/", "/rate_limit/unblock"} {
+		show(n.Admin("GET", path, ""))
+	}
+	show(n.Admin("POST", "/rate_limit/unblock", `{"zone":"api","key":"`+key+`"}`))
+	for _, wrong := range []string{"redis://:" + password + "%zz@127.0.0.1", "http://:" + password + "@127.0.0.1", "redis://:" + password + "@127.0.0.1/zero", "redis://:" + password + "@127.0.0.1?x=1", `"` + password + `"`} {
+		if err := n.Load(config(wrong)); err == nil {
+			t.Errorf("%s loads", wrong)
+		} else {
+			fmt.Fprintln(&seen, err)
+		}
+	}
+	for _, line := range redis.Keys() {
+		fmt.Fprintln(&seen, line)
+		if strings.HasPrefix(line, "tollgate:{") {
+			fmt.Fprintln(&seen, redis.Do("hgetall", line))
+		} else {
+			fmt.Fprintln(&seen, redis.Do("zrange", line, 0, -1))
+		}
+	}
+	sent := fmt.Sprint(redis.Do("slowlog", "get", "10000")) // all that Redis was told
+	if !strings.Contains(sent, "evalsha") && !strings.Contains(sent, "EVALSHA") {
+		t.Errorf("the log of Redis holds no decision: %s", sent)
+	}
+	for what, text := range map[string]string{"the client's key": key, "its address": "127.0.0.1 ", "the HMAC key": secret} {
+		if strings.Contains(strings.ReplaceAll(sent, "127.0.0.1:", ""), text) {
+			t.Errorf("Redis was told %s", what)
+		}
+	}
+	if err := n.Load(config("{env.WRONG}")); err != nil { // what Redis refuses is said in the log only
+		t.Fatal(err)
+	}
+	proc.Eventually(t, "the wrong password is noticed", func() bool {
+		show(n.Get("/", "X-Api-Key: "+key))
+		return n.LogLines("deciding without it") > 0
+	})
+	show(n.Admin("GET", "/rate_limit/blocks", ""))
+	for what, text := range map[string]string{"password": password, "HMAC key": secret, "client's key": key} {
+		if strings.Contains(seen.String(), text) {
+			i := strings.Index(seen.String(), text)
+			t.Errorf("the %s gets out: …%s", what, seen.String()[max(0, i-200):i+len(text)])
+		}
+		if n.LogLines(text) != 0 {
+			t.Errorf("the %s is in the log", what)
+		}
+	}
+	checkKeys(t, redis, maxFill, key, secret, password, "127.0.0.1")
+}
