@@ -178,13 +178,13 @@ func (a *App) unblock(ctx context.Context, id ID, group *string) (forgotten int,
 		if group != nil && *group != name {
 			continue
 		}
-		name = a.penalties[name].rules.group
-		a.stores.shares.unblock(processMicros(), id, name)
+		rules := &a.penalties[name].rules
+		name = rules.group
 		if a.stores.local.unblock(processMicros(), id, name) {
 			forgotten++
 		}
 		for _, s := range a.remotes {
-			removed, err := s.unblock(ctx, id, name)
+			removed, err := s.unblock(ctx, id, name, rules.max)
 			if err != nil {
 				return forgotten, err
 			}
@@ -192,6 +192,7 @@ func (a *App) unblock(ctx context.Context, id ID, group *string) (forgotten int,
 				forgotten++
 			}
 		}
+		a.stores.shares.unblock(processMicros(), id, name) // last, or a request would learn of the block again
 	}
 	return forgotten, nil
 }

@@ -7,8 +7,9 @@
 --             p<group>  strikes: version 1, strikes (I2), blocked until (I7, Redis µs), last strike (I7, Redis µs)
 -- ARGV[1]   a clock in µs for tests; '' for Redis TIME, the only clock in production
 -- ARGV[2]   number of charges, ARGV[3] number of penalty groups
--- then for each charge: index of its key, zone, rate num, rate den, burst, cost (millionths of a token),
---           flags (1 refusals strike, 2 dry run), index of its group or 0
+-- then for each charge: index of its key, zone, rate num, rate den, burst, cost (millionths of a token; below 0
+--           gives back), flags (1 refusals strike, 2 dry run), index of its group or 0, µs that a block still lasts of
+--           which the caller knows: set again if the record is not there
 -- then for each group: name, strikes forgiven, base, max, window, every (µs)
 --
 -- Returns integers: verdict (0 allowed, 1 limited, 2 blocked), now, index of the blocking charge or 0, end of
@@ -46,7 +47,7 @@ local function wait(missing, num, den)
 end
 
 local groups = {}
-local n = 3 + ARGV[2] * 8
+local n = 3 + ARGV[2] * 9
 for g = 1, tonumber(ARGV[3]) do
   groups[g] = {
     field = 'p' .. ARGV[n + 1], after = tonumber(ARGV[n + 2]), base = tonumber(ARGV[n + 3]),
@@ -96,9 +97,12 @@ local function settleBucket(c, raw)
   return tokens + refilled(now - at, num, den, c.burst - tokens), stale
 end
 
--- strikes as they are now, and whether what is stored had to be repaired
-local function settleRecord(g, raw)
+-- strikes as they are now, and whether what is stored had to be repaired or set again
+local function settleRecord(g, raw, known)
   local version, strikes, till, last
+  if not raw and known > 0 then
+    return { strikes = g.after + 1, till = now + min(known, g.max), last = now }, true
+  end
   if raw and #raw == 17 then
     version, strikes, till, last = struct.unpack(RECORD, raw)
   end
@@ -133,7 +137,7 @@ end
 -- read
 local charges, records = {}, {}
 for i = 1, tonumber(ARGV[2]) do
-  local a = 3 + (i - 1) * 8
+  local a = 3 + (i - 1) * 9
   local flags = tonumber(ARGV[a + 7])
   local c = {
     key = tonumber(ARGV[a + 1]), field = 'z' .. ARGV[a + 2], num = tonumber(ARGV[a + 3]), den = tonumber(ARGV[a + 4]),
@@ -148,7 +152,7 @@ for i = 1, tonumber(ARGV[2]) do
   if c.group then
     local id = c.key .. c.group.field
     if not records[id] then
-      local r, stale = settleRecord(c.group, record)
+      local r, stale = settleRecord(c.group, record, tonumber(ARGV[a + 9]))
       r.key, records[id] = c.key, r
       if stale then
         writeRecord(r, c.group)
@@ -177,7 +181,7 @@ if verdict == 0 then
   if verdict == 0 then
     for _, c in ipairs(charges) do
       if c.tokens >= c.cost then
-        c.tokens, c.stale = c.tokens - c.cost, true
+        c.tokens, c.stale = min(c.tokens - c.cost, c.burst), true
         need[c.key] = max(need[c.key], wait(c.burst - c.tokens, c.num, c.den))
       end
     end

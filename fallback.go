@@ -1,17 +1,26 @@
 package ratelimit
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 )
 
 // This file decides, whatever happens: by the store while it answers, and by what each zone wants while it does not.
 
-// remoteStore is a Store on the network, which can be down.
+// remoteStore is a Store on the network, which can be down, in part or as a whole.
 type remoteStore interface {
 	Store
-	// retryAfter returns how long until it is worth to try again, while the store is down.
-	retryAfter() time.Duration
+	// split parts charges into those that one Take can decide at once, in the order of their names; nil if one Take can decide
+	// all.
+	split(charges []Charge) [][]Charge
+	// giveBack returns what a Take of these charges took. It waits no longer than the context lives.
+	giveBack(ctx context.Context, charges []Charge)
+	// budget is how long a decision about charges may take.
+	budget(charges []Charge) time.Duration
+	// retryAfter returns how long until it is worth to try again, while the store is down that decides about a charge.
+	retryAfter(c *Charge) time.Duration
 }
 
 // Limiter decides about requests of one handler. Buckets of zones without a remote store, and those that stand in for it,
@@ -25,7 +34,8 @@ type Limiter struct {
 	now     func() int64 // microseconds, monotonic
 }
 
-// Decide answers all charges of a request. There is always a decision, never an error.
+// Decide answers all charges of a request. There is always a decision, never an error. It does not end when the client leaves: a
+// request whose connection was closed on purpose must neither be free nor count as a failure of the store.
 //
 // Charges of local zones are paid first: that costs no round trip, and what they refuse needs none. If the remote
 // store refuses, they get their tokens back; meanwhile those are missing to others, which errs to the strict side.
@@ -34,6 +44,10 @@ func (l *Limiter) Decide(ctx context.Context, charges []Charge) Decision {
 	if len(remote) == 0 {
 		return l.takeLocal(local)
 	}
+	if d, blocked := l.refuseKnown(remote); blocked {
+		return d
+	}
+	ctx = context.WithoutCancel(ctx)
 	if len(local) == 0 {
 		return l.takeRemote(ctx, remote)
 	}
@@ -90,49 +104,92 @@ func (l *Limiter) takeLocal(charges []Charge) Decision {
 	return out.decision(charges, SourceMemory)
 }
 
+// takeRemote asks the remote store, once for each of its parts that is concerned.
 func (l *Limiter) takeRemote(ctx context.Context, charges []Charge) Decision {
+	parts := l.remote.split(charges)
+	if parts == nil {
+		return l.takePart(ctx, charges)
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.remote.budget(charges))
+	defer cancel()
+	return l.takeParts(ctx, parts)
+}
+
+// takeParts asks one part after the other, those first where a block is known. A refusal gives back what the parts before it
+// took. Only the first can strike: what the others refuse may be the fault of tokens that somebody is about to get back.
+func (l *Limiter) takeParts(ctx context.Context, parts [][]Charge) (all Decision) {
+	slices.SortStableFunc(parts, func(a, b []Charge) int { return cmp.Compare(blockedFor(b), blockedFor(a)) })
+	from := make([]Source, len(parts))
+	for i, part := range parts {
+		for n := range part {
+			part[n].NoStrike = part[n].NoStrike || i > 0
+		}
+		d := l.takePart(ctx, part)
+		from[i] = d.Source
+		switch {
+		case !d.Allowed:
+			l.giveBack(ctx, parts[:i], from)
+			return d
+		case i == 0:
+			all = d
+		default:
+			all = tighter(all, d)
+		}
+	}
+	return all
+}
+
+// giveBack returns what parts took, to the stores that they took it from. It is waited for while the decision has time.
+func (l *Limiter) giveBack(ctx context.Context, parts [][]Charge, from []Source) {
+	if len(parts) == 0 {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i, part := range parts {
+			if from[i] == SourceRedis {
+				l.remote.giveBack(context.WithoutCancel(ctx), part)
+			} else {
+				l.shares.giveBack(l.now(), l.counted(part))
+			}
+		}
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+func blockedFor(charges []Charge) (longest int64) {
+	for i := range charges {
+		longest = max(longest, charges[i].BlockedFor)
+	}
+	return longest
+}
+
+func (l *Limiter) takePart(ctx context.Context, charges []Charge) Decision {
 	d, err := l.remote.Take(ctx, charges)
 	if err != nil {
 		return l.standIn(charges)
 	}
-	if d.Reason == ReasonBlocked {
-		l.remember(charges, d)
-	}
+	l.learn(charges, &d)
 	return d
-}
-
-// remember keeps a block for the time when the store that knows it is down.
-func (l *Limiter) remember(charges []Charge, d Decision) {
-	for i := range charges {
-		if c := &charges[i]; c.Zone == d.Zone {
-			now := l.now()
-			block := strikeRecord{strikes: c.Penalty.after + 1, until: now + d.RetryAfter.Microseconds(), last: now}
-			l.shares.setRecord(now, c.ID, c.Penalty, block, l.maxKeys)
-		}
-	}
 }
 
 // standIn decides in place of a store that does not answer. Its refusals are never strikes; a block known before holds.
 func (l *Limiter) standIn(charges []Charge) Decision {
-	counted := make([]Charge, 0, len(charges))
-	for _, c := range charges {
-		c.NoStrike = true
-		switch c.OnStoreError {
-		case PolicyDeny:
-			if !c.DryRun {
-				return Decision{Reason: ReasonUnavailable, Zone: c.Zone, Quiet: true, RetryAfter: l.remote.retryAfter(), Now: l.now()}
-			}
-		case PolicyAllow:
+	for i := range charges {
+		switch c := &charges[i]; {
+		case c.OnStoreError == PolicyDeny && !c.DryRun:
+			return Decision{Reason: ReasonUnavailable, Zone: c.Zone, Quiet: true, RetryAfter: l.remote.retryAfter(c), Now: l.now()}
+		case c.OnStoreError == PolicyAllow:
 			if d, blocked := l.knownBlock(c); blocked {
 				return d
 			}
-		case PolicyShare:
-			c.Limit = c.Limit.share(l.nodes, c.Floor)
-			counted = append(counted, c)
-		case PolicyFull:
-			counted = append(counted, c)
 		}
 	}
+	counted := l.counted(charges)
 	if len(counted) == 0 {
 		return Decision{Allowed: true, Now: l.now()}
 	}
@@ -140,18 +197,21 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 	return out.decision(counted, SourceShare)
 }
 
-// knownBlock refuses a charge that nobody counts while the store is down, if its client is known to be blocked.
-func (l *Limiter) knownBlock(c Charge) (Decision, bool) {
-	if c.Penalty == nil || c.DryRun {
-		return Decision{}, false
+// counted returns those charges that are counted here while the store does not answer, as they are counted then.
+func (l *Limiter) counted(charges []Charge) []Charge {
+	counted := make([]Charge, 0, len(charges))
+	for _, c := range charges {
+		c.NoStrike, c.BlockedFor = true, 0
+		switch c.OnStoreError {
+		case PolicyShare:
+			c.Limit = c.Limit.share(l.nodes, c.Floor)
+			counted = append(counted, c)
+		case PolicyFull:
+			counted = append(counted, c)
+		case PolicyDeny, PolicyAllow:
+		}
 	}
-	now := l.now()
-	until, blocked := l.shares.blocked(now, c.ID, c.Penalty.group)
-	if !blocked {
-		return Decision{}, false
-	}
-	out := outcome{verdict: verdictBlocked, now: now, until: until}
-	return out.decision([]Charge{c}, SourceShare), true
+	return counted
 }
 
 // share returns one of so many equal parts of a limit. Its burst is never below floor, the largest cost of the zone.

@@ -18,7 +18,10 @@ func (s *scriptedStore) Take(context.Context, []Charge) (Decision, error) {
 	return s.decision, s.err
 }
 
-func (*scriptedStore) retryAfter() time.Duration { return 3 * time.Second }
+func (*scriptedStore) split([]Charge) [][]Charge          { return nil }
+func (*scriptedStore) giveBack(context.Context, []Charge) {}
+func (*scriptedStore) budget([]Charge) time.Duration      { return time.Second }
+func (*scriptedStore) retryAfter(*Charge) time.Duration   { return 3 * time.Second }
 
 // newTestLimiter returns a limiter with a clock that stands until it is moved.
 func newTestLimiter(remote remoteStore, nodes int64) (*Limiter, *int64) {

@@ -40,15 +40,32 @@ func (r *request) setRecord(record strikeRecord) (known bool) {
 	return true
 }
 
-// blocked returns until when the strikes of an identity in a group block it, and whether they do.
-func (m *memoryStore) blocked(now int64, id ID, group string) (until int64, blocked bool) {
+// blocked returns until when the strikes of an identity in a group block it, 0 if they do not, and when the last of them was.
+func (m *memoryStore) blocked(now int64, id ID, group string) (until, last int64) {
 	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
 	set := m.locate(&r)
 	r.now = m.lock(set, now)
 	defer m.unlock(set)
 	r.readRecord(0)
-	until = r.states[0].record.until
-	return until, until > now
+	record := r.states[0].record
+	if record.until <= now {
+		return 0, 0
+	}
+	return record.until, record.last
+}
+
+// recheck makes now the last strike of an identity in a group, if that was so many microseconds ago, and says whether it was.
+func (m *memoryStore) recheck(now int64, id ID, group string, ago int64) bool {
+	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
+	set := m.locate(&r)
+	r.now = m.lock(set, now)
+	defer m.unlock(set)
+	r.readRecord(0)
+	if r.visits[0].record < 0 || now-r.states[0].record.last < ago {
+		return false
+	}
+	r.visits[0].shard.records.value(r.visits[0].record).last = now
+	return true
 }
 
 // unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.

@@ -133,6 +133,12 @@ func (s strikeRecord) settled(p *penaltyRules, now int64) (_ strikeRecord, stale
 	return s, stale
 }
 
+// restored returns the record of a block that was lost and lasts for so many microseconds more. How many strikes led to it is
+// lost too.
+func (p *penaltyRules) restored(now, rest int64) strikeRecord {
+	return strikeRecord{strikes: p.after + 1, until: now + min(rest, p.max), last: now}
+}
+
 // struck returns the record after a refusal, and whether the refusal counted: at most one in `every`.
 func (s strikeRecord) struck(p *penaltyRules, now int64) (strikeRecord, bool) {
 	if s.strikes > 0 && now-s.last < p.every {

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"crypto/tls"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -37,19 +38,39 @@ type Redis struct {
 	SensitiveTimeout caddy.Duration `json:"sensitive_timeout,omitempty"`
 }
 
+// redisKind is what stands at the other end of a connection.
+type redisKind uint8
+
+const (
+	redisStandalone redisKind = iota
+	redisSentinel
+	redisCluster
+)
+
 // redisSettings are what a Redis block comes to once its placeholders are replaced. They are comparable: equal
 // settings share one client.
 type redisSettings struct {
-	network, address   string
-	prefix             string // of all keys
-	username, password string
-	db                 int
-	timeout, patience  time.Duration
+	kind                               redisKind
+	network, addresses                 string
+	prefix                             string // of all keys
+	username, password                 string
+	db                                 int
+	master                             string
+	sentinelUsername, sentinelPassword string
+	tls                                tlsSettings
+	poolSize                           int
+	timeout, patience                  time.Duration
 }
+
+type tlsSettings struct{ enabled bool }
+
+func (t *tlsSettings) config() (*tls.Config, error) { return nil, nil }
+
+func (s *redisSettings) addressList() []string { return strings.Split(s.addresses, ",") }
 
 // settings resolves a Redis block. Errors never repeat an address: it can hold a password.
 func (r *Redis) settings() (redisSettings, error) {
-	s := redisSettings{timeout: time.Duration(r.Timeout), patience: time.Duration(r.SensitiveTimeout)}
+	s := redisSettings{poolSize: 8, timeout: time.Duration(r.Timeout), patience: time.Duration(r.SensitiveTimeout)}
 	if s.timeout == 0 {
 		s.timeout = defaultTimeout
 	}
@@ -100,7 +121,7 @@ func (s *redisSettings) dial(address string) error {
 		if _, notANumber := strconv.ParseUint(port, 10, 16); err != nil || notANumber != nil {
 			return errors.New("the address has no port: write host:port, or a URL like redis://host:6379/0")
 		}
-		s.network, s.address = "tcp", address
+		s.network, s.addresses = "tcp", address
 		return nil
 	}
 	u, err := url.Parse(address)
@@ -123,15 +144,17 @@ func (s *redisSettings) dial(address string) error {
 	if err != nil {
 		return errors.New("the URL must be like redis://user:password@host:6379/0 or unix:///run/redis.sock?db=0, with the number of a database")
 	}
-	s.network, s.address, s.username, s.password, s.db = o.Network, o.Addr, o.Username, o.Password, o.DB
+	s.network, s.addresses, s.username, s.password, s.db = o.Network, o.Addr, o.Username, o.Password, o.DB
 	return nil
 }
 
 // String names the server in logs, without credentials.
-func (s *redisSettings) String() string { return s.address + "/" + strconv.Itoa(s.db) }
+func (s *redisSettings) String() string { return s.addresses + "/" + strconv.Itoa(s.db) }
 
 //go:embed bucket.lua
 var bucketScript string
+
+var bucketSHA = redis.NewScript(bucketScript).Hash()
 
 // redisStore keeps the buckets of one configuration in Redis.
 type redisStore struct {
@@ -141,11 +164,10 @@ type redisStore struct {
 	clock string
 }
 
-// Take implements Store. It waits for the answer even if the client is gone by then: a request whose connection was
-// closed on purpose must neither be free nor count as a failure of Redis.
+// Take implements Store. The charges MUST be one part of what split returns.
 func (s *redisStore) Take(ctx context.Context, charges []Charge) (Decision, error) {
 	keys, args := s.arguments(charges)
-	reply, err := s.client.run(context.WithoutCancel(ctx), patient(charges), keys, args)
+	reply, err := s.client.run(ctx, patient(charges), keys, args)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -156,8 +178,51 @@ func (s *redisStore) Take(ctx context.Context, charges []Charge) (Decision, erro
 	return out.decision(charges, SourceRedis), nil
 }
 
-// retryAfter returns how long until it is worth to try again, while Redis is down.
-func (s *redisStore) retryAfter() time.Duration { return s.client.retryAfter() }
+// split implements remoteStore. On a Cluster, what is kept under several keys can be on several servers.
+func (s *redisStore) split(charges []Charge) [][]Charge {
+	if s.client.settings.kind != redisCluster {
+		return nil
+	}
+	var parts [][]Charge
+	for i := range charges {
+		same := func(part []Charge) bool { return part[0].ID == charges[i].ID }
+		if at := slices.IndexFunc(parts, same); at >= 0 {
+			parts[at] = append(parts[at], charges[i])
+		} else {
+			parts = append(parts, []Charge{charges[i]})
+		}
+	}
+	if len(parts) == 1 {
+		return nil
+	}
+	return parts
+}
+
+// giveBack implements remoteStore. If it fails, the tokens flow in again like all others.
+func (s *redisStore) giveBack(ctx context.Context, charges []Charge) {
+	back := make([]Charge, 0, len(charges))
+	for _, c := range charges {
+		if !c.DryRun {
+			c.Cost, c.Penalty = -c.Cost, nil
+			back = append(back, c)
+		}
+	}
+	if len(back) > 0 {
+		keys, args := s.arguments(back)
+		_, _ = s.client.run(ctx, patient(charges), keys, args)
+	}
+}
+
+// budget implements remoteStore.
+func (s *redisStore) budget(charges []Charge) time.Duration {
+	if patient(charges) {
+		return s.client.settings.patience
+	}
+	return s.client.settings.timeout
+}
+
+// retryAfter implements remoteStore.
+func (s *redisStore) retryAfter(c *Charge) time.Duration { return s.client.retryAfter(s.key(c.ID)) }
 
 func patient(charges []Charge) bool {
 	for i := range charges {
@@ -177,7 +242,7 @@ func (s *redisStore) key(id ID) string {
 func (s *redisStore) arguments(charges []Charge) (keys []string, args []any) {
 	var ids []ID
 	var groups []*penaltyRules
-	args = append(make([]any, 0, 3+14*len(charges)), s.clock, len(charges), 0)
+	args = append(make([]any, 0, 3+15*len(charges)), s.clock, len(charges), 0)
 	for i := range charges {
 		c := &charges[i]
 		if !slices.Contains(ids, c.ID) {
@@ -187,7 +252,7 @@ func (s *redisStore) arguments(charges []Charge) (keys []string, args []any) {
 		if c.Penalty != nil && groupIndex(groups, c.Penalty) == 0 {
 			groups = append(groups, c.Penalty)
 		}
-		args = append(args, slices.Index(ids, c.ID)+1, c.Zone, c.Limit.Num, c.Limit.Den, c.Limit.Burst, c.Cost, flags(c), groupIndex(groups, c.Penalty))
+		args = append(args, slices.Index(ids, c.ID)+1, c.Zone, c.Limit.Num, c.Limit.Den, c.Limit.Burst, c.Cost, flags(c), groupIndex(groups, c.Penalty), c.BlockedFor)
 	}
 	args[2] = len(groups)
 	for _, g := range groups {
@@ -211,9 +276,6 @@ func flags(c *Charge) int {
 	}
 	return flags
 }
-
-// errReply is an answer of the script that this version cannot read.
-var errReply = errors.New("redis: unexpected reply of the script")
 
 // decodeOutcome reads the reply of bucket.lua for so many charges.
 func decodeOutcome(reply any, charges int) (outcome, error) {

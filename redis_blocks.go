@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	_ "embed"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -48,7 +49,7 @@ func (s *redisStore) heal(ctx context.Context, w *wire, err error) error {
 	if err == nil || !strings.HasPrefix(err.Error(), "WRONGTYPE") {
 		return err
 	}
-	return w.client.Del(ctx, s.listKey()).Err()
+	return w.any().Del(ctx, s.listKey()).Err()
 }
 
 // list notes a block that has just started, without waiting: now is the time of the decision, longest the longest block there
@@ -56,6 +57,10 @@ func (s *redisStore) heal(ctx context.Context, w *wire, err error) error {
 func (s *redisStore) list(b knownBlock, now, longest int64) {
 	w := s.client.enter()
 	defer s.client.leave(1)
+	conn := w.route(s.listKey()).conn.Load()
+	if conn == nil {
+		return
+	}
 	ctx := context.Background()
 	for _, args := range [][]any{
 		{"zadd", s.listKey(), b.until / 1000, member(b)},
@@ -63,7 +68,7 @@ func (s *redisStore) list(b knownBlock, now, longest int64) {
 		{"zremrangebyrank", s.listKey(), 0, -maxListed - 1},
 		{"pexpire", s.listKey(), longest/1000 + 1000},
 	} {
-		w.quick.Submit(ctx, onceCmd{redis.NewCmd(ctx, args...)})
+		conn.quick.Submit(ctx, onceCmd{redis.NewCmd(ctx, args...)})
 	}
 }
 
@@ -71,12 +76,12 @@ func (s *redisStore) list(b knownBlock, now, longest int64) {
 func (s *redisStore) blocks(ctx context.Context) ([]knownBlock, error) {
 	w := s.client.enter()
 	defer s.client.leave(1)
-	now, err := w.client.Time(ctx).Result()
+	now, err := w.any().Time(ctx).Result()
 	if err != nil {
 		return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
 	}
 	since := "(" + strconv.FormatInt(now.UnixMilli(), 10)
-	found, err := w.client.ZRangeByScoreWithScores(ctx, s.listKey(), &redis.ZRangeBy{Min: since, Max: "+inf"}).Result()
+	found, err := w.any().ZRangeByScoreWithScores(ctx, s.listKey(), &redis.ZRangeBy{Min: since, Max: "+inf"}).Result()
 	if err = s.heal(ctx, w, err); err != nil {
 		return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
 	}
@@ -90,21 +95,27 @@ func (s *redisStore) blocks(ctx context.Context) ([]knownBlock, error) {
 	return list, nil
 }
 
-// unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.
-func (s *redisStore) unblock(ctx context.Context, id ID, group string) (bool, error) {
+//go:embed unblock.lua
+var unblockScript string
+
+var unblockCommand = redis.NewScript(unblockScript)
+
+// unblock forgets the strikes of an identity in a group of which the longest block lasts for longest µs, a block included, and
+// says whether there were any.
+func (s *redisStore) unblock(ctx context.Context, id ID, group string, longest int64) (bool, error) {
 	w := s.client.enter()
 	defer s.client.leave(1)
-	removed, err := w.client.HDel(ctx, s.key(id), "p"+group).Result()
+	had, err := unblockCommand.Run(ctx, w.any(), []string{s.key(id)}, "p"+group, longest/1000+1000).Int()
 	if err != nil {
 		return false, fmt.Errorf("unblocking in Redis: %w", err)
 	}
-	return removed > 0, s.unlist(ctx, w, id, group)
+	return had == 1, s.unlist(ctx, w, id, group)
 }
 
 // unlist removes the entries of an identity and group, whatever their plain keys are.
 func (s *redisStore) unlist(ctx context.Context, w *wire, id ID, group string) error {
 	first := member(knownBlock{id: id, group: group})
-	scan := w.client.ZScan(ctx, s.listKey(), 0, globbed(first)+"*", 1000).Iterator()
+	scan := w.any().ZScan(ctx, s.listKey(), 0, globbed(first)+"*", 1000).Iterator()
 	var found []any
 	for scan.Next(ctx) {
 		if strings.HasPrefix(scan.Val(), first) { // the scan gives scores, too
@@ -114,7 +125,7 @@ func (s *redisStore) unlist(ctx context.Context, w *wire, id ID, group string) e
 	if err := s.heal(ctx, w, scan.Err()); err != nil || len(found) == 0 {
 		return err
 	}
-	return w.client.ZRem(ctx, s.listKey(), found...).Err()
+	return w.any().ZRem(ctx, s.listKey(), found...).Err()
 }
 
 // globbed escapes what a Redis pattern takes for a wildcard. Group names can hold none, so this is for the day they do.

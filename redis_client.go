@@ -2,10 +2,8 @@ package ratelimit
 
 import (
 	"context"
-	"errors"
+	"crypto/tls"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,19 +18,11 @@ const (
 	dialTimeout = 2 * time.Second
 	// linger is how long a client outlives its last configuration and its last call.
 	linger = time.Second
-	// maxQueued bounds the commands that wait for a connection, so that a stall costs no memory.
-	maxQueued = 16384
-	// Connections: at most, and kept ready.
-	poolSize, warmConns = 8, 3
+	// warmConns is how many connections are kept ready: a pipeline each for the quick and the patient, and one for whoever finds his
+	// broken.
+	warmConns = 3
 	// complainEvery is how often the same kind of wrong answer is logged.
 	complainEvery = 10 * time.Second
-)
-
-var (
-	// errDown says that nothing was sent, because Redis is known not to answer.
-	errDown = errors.New("redis is down")
-	// errTimeout says that there was no answer in time. The command may still be executed, once.
-	errTimeout = errors.New("redis did not answer in time")
 )
 
 // go-redis writes to standard error, a line for each connection that it cannot open. It has one logger for the whole process; what it
@@ -52,33 +42,29 @@ func (redisLog) Printf(_ context.Context, format string, v ...any) {
 // configuration uses it: reloads keep the connections, and what is known about the state of Redis.
 var redisClients = caddy.NewUsagePool()
 
-// redisClient is a connection to one Redis, shared by all handlers with the same settings, and the knowledge
-// whether it is up. It opens its connections in the background when it is first needed, and closes them a while
-// after the last configuration has let go and the last call has ended: Caddy serves requests of an old
-// configuration after its Stop and Cleanup, and of a new one before its Start.
+// redisClient is the connection to one Redis, one group of Sentinels or one Cluster, shared by all handlers with the same
+// settings. It opens its connections in the background when it is first needed, and closes them a while after the last
+// configuration has let go and the last call has ended: Caddy serves requests of an old configuration after its Stop and
+// Cleanup, and of a new one before its Start.
 type redisClient struct {
 	settings redisSettings
-	breaker  breaker
 
-	mu    sync.Mutex
-	wire  *wire         // nil while closed
-	calls int           // that use the wire
-	held  bool          // by a configuration
-	up    chan struct{} // closed when Redis is up
-	// connecting until the first connection, or the first failure to get one
-	connecting bool
-	nextProbe  time.Time
-	cameUpAt   time.Time
-	flaps      int // outages in a row that began within steady
+	mu         sync.Mutex
+	wire       *wire // nil while closed
+	calls      int   // that use the wire
+	held       bool  // by a configuration
 	complained time.Time
 }
 
-// wire is a set of open connections.
+// wire is what is open of a client: the ways to its servers, and what is known about them.
 type wire struct {
-	client         *redis.Client
-	quick, patient *redis.AutoPipeliner
-	ctx            context.Context // ends when the wire is closed
-	cancel         context.CancelFunc
+	cancel context.CancelFunc
+	// route returns the server that keeps a key. It needs no network.
+	route func(key string) *endpoint
+	// any returns a client for commands that are not decisions.
+	any func() redis.UniversalClient
+	// shut closes all connections. It takes long if Redis hangs.
+	shut func()
 }
 
 // acquireRedis returns the client for the settings. releaseRedis MUST be called once for each.
@@ -117,7 +103,7 @@ func (c *redisClient) enter() *wire {
 	defer c.mu.Unlock()
 	c.calls++
 	if c.wire == nil {
-		c.wire = c.openLocked()
+		c.wire = c.open()
 	}
 	return c.wire
 }
@@ -142,70 +128,88 @@ func (c *redisClient) closeIfUnused() {
 	c.wire = nil
 	c.mu.Unlock()
 	w.cancel()
-	_ = w.client.Close() // also closes the pipelines; takes long if Redis hangs, but this goroutine is ours
+	w.shut()
 }
 
-// openLocked makes the connections in the background and lets nobody through before one is seen to work.
-func (c *redisClient) openLocked() *wire {
+// open makes the connections in the background and lets nobody through before one is seen to work.
+func (c *redisClient) open() *wire {
+	ctx, cancel := context.WithCancel(context.Background())
+	w := c.openServer
+	if c.settings.kind == redisCluster {
+		w = c.openCluster
+	}
+	wire := w(ctx)
+	wire.cancel = cancel
+	return wire
+}
+
+// openServer opens a wire to one server: a Redis, or whatever the Sentinels call the master.
+func (c *redisClient) openServer(ctx context.Context) *wire {
+	e := newEndpoint(ctx, c, c.settings.String())
+	e.dial = c.dial
+	e.probeKey = func() (string, bool) { return c.settings.prefix + ":{probe}", true }
+	e.connect()
+	go e.probe(e.answers, 0)
+	return &wire{
+		route: func(string) *endpoint { return e },
+		any:   func() redis.UniversalClient { return e.conn.Load().client },
+		shut:  e.shut,
+	}
+}
+
+// dial returns a client for the server of the settings. It connects by itself, and again whenever it has to.
+func (c *redisClient) dial() *redis.Client {
 	s := &c.settings
-	client := redis.NewClient(&redis.Options{
-		Network: s.network, Addr: s.address, Username: s.username, Password: s.password, DB: s.db,
+	if s.kind == redisSentinel {
+		return redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: s.master, SentinelAddrs: s.addressList(),
+			SentinelUsername: s.sentinelUsername, SentinelPassword: s.sentinelPassword,
+			Username: s.username, Password: s.password, DB: s.db, TLSConfig: s.tlsConfig(),
+			Protocol: 2, DisableIdentity: true,
+			MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
+			ReadTimeout: s.timeout, WriteTimeout: s.timeout,
+			PoolSize: s.poolSize, MaxActiveConns: s.poolSize, MinIdleConns: warmConns,
+			PipelinePoolSize: -1, // the main pool is the one that keeps idle connections ready
+		})
+	}
+	return redis.NewClient(&redis.Options{
+		Network: s.network, Addr: s.addresses, Username: s.username, Password: s.password, DB: s.db, TLSConfig: s.tlsConfig(),
 		Protocol: 2, DisableIdentity: true,
 		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
 		ReadTimeout: s.timeout, WriteTimeout: s.timeout,
-		PoolSize: poolSize, MaxActiveConns: poolSize, MinIdleConns: warmConns,
-		PipelinePoolSize:         -1, // the main pool is the one that keeps idle connections ready
+		PoolSize: s.poolSize, MaxActiveConns: s.poolSize, MinIdleConns: warmConns,
+		PipelinePoolSize:         -1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})
-	w := &wire{client: client}
-	w.ctx, w.cancel = context.WithCancel(context.Background())
-	w.quick = pipeline(client)
-	w.patient = pipeline(client.WithTimeout(s.patience))
-	c.up, c.connecting = make(chan struct{}), true
-	c.breaker.trip(processMicros())
-	go c.probe(w, 0)
-	return w
 }
 
-func pipeline(client *redis.Client) *redis.AutoPipeliner {
-	ap, err := client.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{
-		MaxBatchSize: 200, MaxConcurrentBatches: 1, MaxQueuedCommands: maxQueued,
-	})
-	if err != nil {
-		panic(err) // the options are constants
-	}
-	return ap
-}
-
-// run executes the script within the budget. An error means that there was no answer; what was sent is never
-// sent again.
+// run executes the script within the budget, on the server that keeps the first of the keys. An error means that there was no
+// answer; what was sent is never sent again.
 func (c *redisClient) run(ctx context.Context, patient bool, keys []string, args []any) (any, error) {
 	w := c.enter()
 	defer c.leave(1)
-	if !c.ready(ctx, patient) {
+	e, ok := w.reach(ctx, patient, keys[0])
+	if !ok {
 		return nil, errDown
 	}
-	pipe, budget := w.quick, c.settings.timeout
-	if patient {
-		pipe, budget = w.patient, c.settings.patience
-	}
-	started := processMicros()
-	if !c.breaker.start(started) {
-		return nil, errDown
-	}
-	reply, err := eval(ctx, pipe, budget, keys, args)
-	now := processMicros()
-	if isFailure(err) {
-		if c.breaker.failed(started, now, budget.Microseconds()) {
-			c.wentDown(w, err)
-		}
-		return nil, err
-	}
-	c.breaker.answered(now)
-	if err != nil {
+	reply, err := e.call(ctx, patient, keys, args)
+	if classify(err) == classMistake {
 		c.complain(err)
 	}
 	return reply, err
+}
+
+// reach returns the server that keeps a key, once it is worth a try. While a Cluster changes that can be another one in the end
+// than in the beginning.
+func (w *wire) reach(ctx context.Context, patient bool, key string) (*endpoint, bool) {
+	for e := w.route(key); e.ready(ctx, patient); {
+		next := w.route(key)
+		if next == e {
+			return e, true
+		}
+		e = next
+	}
+	return nil, false
 }
 
 // complain logs an answer that is our own mistake or a wrong Redis: loud, but not once a request.
@@ -221,63 +225,21 @@ func (c *redisClient) complain(err error) {
 	}
 }
 
-// onceCmd is a command that is never sent twice: after a lost reply, nobody knows whether it was executed.
-type onceCmd struct{ *redis.Cmd }
-
-// NoRetry implements redis.Cmder.
-func (onceCmd) NoRetry() bool { return true }
-
-var bucketSHA = redis.NewScript(bucketScript).Hash()
-
-// eval runs the script by its hash, and once by its text where Redis has forgotten it.
-func eval(ctx context.Context, pipe *redis.AutoPipeliner, budget time.Duration, keys []string, args []any) (any, error) {
-	ctx, cancel := context.WithTimeout(ctx, budget)
-	defer cancel()
-	reply, err := submit(ctx, pipe, "evalsha", bucketSHA, keys, args)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		reply, err = submit(ctx, pipe, "eval", bucketScript, keys, args)
-	}
-	return reply, err
+// retryAfter returns how long until it is worth to try a key again, while its server is down.
+func (c *redisClient) retryAfter(key string) time.Duration {
+	w := c.enter()
+	defer c.leave(1)
+	return w.route(key).retryAfter()
 }
-
-func submit(ctx context.Context, pipe *redis.AutoPipeliner, verb, script string, keys []string, args []any) (any, error) {
-	all := make([]any, 0, 3+len(keys)+len(args))
-	all = append(all, verb, script, len(keys))
-	for _, key := range keys {
-		all = append(all, key)
-	}
-	cmd := onceCmd{redis.NewCmd(ctx, append(all, args...)...)}
-	if err := pipe.Submit(ctx, cmd).WaitContext(ctx); err != nil {
-		if ctx.Err() != nil {
-			return nil, errTimeout
-		}
-		return nil, err
-	}
-	return cmd.Val(), nil
-}
-
-// isFailure says whether an error is one of Redis, rather than of what we asked: an error inside the script is loud, but no
-// reason to stop asking, since other requests may have an answer. A Redis that refuses everybody (LOADING, READONLY, OOM, no
-// permission, too many clients) is as good as down.
-func isFailure(err error) bool {
-	var reply redis.Error
-	if err == nil || !errors.As(err, &reply) {
-		return err != nil
-	}
-	code, text, _ := strings.Cut(reply.Error(), " ")
-	switch code {
-	case "CROSSSLOT", "WRONGTYPE":
-		return false
-	case "ERR":
-		inScript := strings.Contains(text, "user_script") || strings.Contains(text, "Error running script")
-		return !inScript || slices.ContainsFunc(refusals, func(r string) bool { return strings.Contains(text, r) })
-	}
-	return true
-}
-
-// refusals are what a command in the script can be refused for, whoever asks. Before Redis 7 they stand inside of an error of the
-// script.
-var refusals = []string{"-READONLY ", "-OOM ", "-MISCONF ", "-NOREPLICAS ", "can't run this command"}
 
 // log returns the logger of the configuration that runs now; the client outlives configurations.
 func (c *redisClient) log() *zap.Logger { return caddy.Log().Named("rate_limit.redis") }
+
+// tlsConfig returns what TLS needs, nil without TLS. It was checked when the configuration was loaded.
+func (s *redisSettings) tlsConfig() *tls.Config {
+	config, err := s.tls.config()
+	if err != nil {
+		panic(err)
+	}
+	return config
+}

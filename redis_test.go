@@ -20,12 +20,20 @@ import (
 // dialRedis returns a store on a server, with a client of its own.
 func dialRedis(t *testing.T, addr string, timeout, patience time.Duration) *redisStore {
 	t.Helper()
-	client, err := acquireRedis(redisSettings{network: "tcp", address: addr, prefix: "tollgate", timeout: timeout, patience: patience})
+	client, err := acquireRedis(redisSettings{network: "tcp", addresses: addr, poolSize: 8, prefix: "tollgate", timeout: timeout, patience: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { releaseRedis(client) })
 	return &redisStore{client: client, prefix: "tollgate"}
+}
+
+// down says whether the server that keeps the test's identity is down.
+func (s *redisStore) down() bool {
+	w := s.client.enter()
+	defer s.client.leave(1)
+	down, _ := w.route(s.key(ID{1})).breaker.state()
+	return down
 }
 
 // A lost reply costs one debit: the command was executed, nobody knows, and nothing sends it again.
@@ -65,7 +73,7 @@ func TestForgottenScript(t *testing.T) {
 			t.Fatalf("got %+v, %v, want %d left", d, err, left)
 		}
 	}
-	if down, _ := store.client.breaker.state(); down {
+	if down := store.down(); down {
 		t.Error("a forgotten script counts as an outage")
 	}
 }
@@ -98,7 +106,7 @@ func TestHangingRedisIsLeftAlone(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	for down := false; !down; down, _ = store.client.breaker.state() {
+	for down := false; !down; down = store.down() {
 		decide(1)
 	}
 	sent, begun := proxy.Requests(), time.Now()
@@ -132,13 +140,13 @@ func TestRedisThatCannotWriteDoesNotFlap(t *testing.T) {
 			server := redistest.Start(t)
 			store := dialRedis(t, server.Addr(), time.Second, time.Second)
 			changes := store.flapping(t, func() { spoil(server) })
-			if down, _ := store.client.breaker.state(); !down || changes > 1 {
+			if down := store.down(); !down || changes > 1 {
 				t.Errorf("down is %v after %d changes, want one change, to down", down, changes)
 			}
 			server.Do("acl", "setuser", "default", "+@all")
 			server.Do("replicaof", "no", "one")
 			server.Do("config", "set", "maxmemory", "0", "min-replicas-to-write", "0")
-			proc.Eventually(t, "Redis is up", func() bool { down, _ := store.client.breaker.state(); return !down })
+			proc.Eventually(t, "Redis is up", func() bool { down := store.down(); return !down })
 			for key, ttl := range server.TTLs() {
 				if ttl <= 0 {
 					t.Errorf("key %q has a TTL of %s", key, ttl)
@@ -198,7 +206,7 @@ func TestWhichErrorsAreFailuresOfRedis(t *testing.T) {
 		"WRONGTYPE Operation against a key holding the wrong kind of value":                 false,
 		"CROSSSLOT Keys in request don't hash to the same slot":                             false,
 	} {
-		if got := isFailure(fmt.Errorf("wrapped: %w", replyError(text))); got != want {
+		if got := classify(fmt.Errorf("wrapped: %w", replyError(text))) == classUnavailable; got != want {
 			t.Errorf("%s: %v", text, got)
 		}
 	}
@@ -208,14 +216,14 @@ func TestWhichErrorsAreFailuresOfRedis(t *testing.T) {
 func (s *redisStore) flapping(t *testing.T, spoil func()) (changes int) {
 	t.Helper()
 	s.client.start()
-	isUp := func() bool { down, _ := s.client.breaker.state(); return !down }
+	isUp := func() bool { down := s.down(); return !down }
 	proc.Eventually(t, "Redis is up", isUp)
 	spoil()
 	for begun, was := time.Now(), false; time.Since(begun) < 2*time.Second; {
 		if _, err := s.Take(context.Background(), []Charge{testCharge("api", 1e6)}); err == nil {
 			t.Fatal("a decision by a Redis that cannot write")
 		}
-		if down, _ := s.client.breaker.state(); down != was {
+		if down := s.down(); down != was {
 			changes, was = changes+1, down
 		}
 	}
@@ -225,16 +233,16 @@ func (s *redisStore) flapping(t *testing.T, spoil func()) (changes int) {
 // A client that goes away is neither a failure of Redis nor a free request.
 func TestClientGoneIsCharged(t *testing.T) {
 	server := redistest.Start(t)
-	store := dialRedis(t, server.Addr(), 5*time.Second, 5*time.Second)
+	l, _ := newTestLimiter(dialRedis(t, server.Addr(), 5*time.Second, 5*time.Second), 1)
 	gone, cancel := context.WithCancel(context.Background())
 	cancel()
 	for left := int64(9); left >= 0; left-- {
-		if d, err := store.Take(gone, []Charge{testCharge("api", 10)}); err != nil || d.Remaining != left {
-			t.Fatalf("got %+v, %v, want %d left", d, err, left)
+		if d := l.Decide(gone, []Charge{testCharge("api", 10)}); d.Source != SourceRedis || d.Remaining != left {
+			t.Fatalf("got %+v, want %d left", d, left)
 		}
 	}
-	if d, err := store.Take(gone, []Charge{testCharge("api", 10)}); err != nil || d.Allowed {
-		t.Errorf("got %+v, %v", d, err)
+	if d := l.Decide(gone, []Charge{testCharge("api", 10)}); d.Source != SourceRedis || d.Allowed {
+		t.Errorf("got %+v", d)
 	}
 }
 
@@ -247,7 +255,7 @@ func TestSensitiveRouteWaitsForAHiccup(t *testing.T) {
 	patient.Patient, patient.OnStoreError = true, PolicyDeny
 	proc.Eventually(t, "Redis decides", func() bool { return l.Decide(context.Background(), []Charge{quick}).Source == SourceRedis })
 	server.Stop()
-	for down := false; !down; down, _ = store.client.breaker.state() {
+	for down := false; !down; down = store.down() {
 		l.Decide(context.Background(), []Charge{quick})
 	}
 	var decided atomic.Int64
@@ -271,7 +279,7 @@ func TestSensitiveRouteWaitsForAHiccup(t *testing.T) {
 func TestClientsLeaveNothing(t *testing.T) {
 	server := redistest.Start(t)
 	ignore := goleak.IgnoreCurrent()
-	settings := redisSettings{network: "tcp", address: server.Addr(), prefix: "tollgate", timeout: time.Second, patience: time.Second}
+	settings := redisSettings{network: "tcp", addresses: server.Addr(), poolSize: 8, prefix: "tollgate", timeout: time.Second, patience: time.Second}
 	var late *redisClient
 	for i := range 50 {
 		settings.timeout = time.Second + time.Duration(i%5)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,6 +43,25 @@ func (m *plain) take(now int64, charges []Charge) outcome {
 		}
 	}
 	return out
+}
+
+// unblock leaves a record of no strikes, as unblock.lua does.
+func (m *plain) unblock(now int64, id ID, p *penaltyRules) (had bool) {
+	name := recordName(&Charge{ID: id, Penalty: p})
+	had = m.records[name].strikes > 0
+	m.records[name] = strikeRecord{last: now}
+	return had
+}
+
+func (s scripted) unblock(t rapid.TB, now int64, id ID, p *penaltyRules) (had bool) {
+	store := redisStore{prefix: s.prefix}
+	// The clock of the script is that of Redis: the test's stands in for it.
+	script := strings.Replace(unblockScript, "redis.call('TIME')", fmt.Sprintf("{%d, %d}", now/1e6, now%1e6), 1)
+	n, err := s.client.Eval(context.Background(), script, []string{store.key(id)}, "p"+p.group, p.max/1000+1000).Int()
+	if err != nil {
+		t.Fatalf("unblock: %v", err)
+	}
+	return n == 1
 }
 
 func bucketName(c *Charge) string { return fmt.Sprintf("%x %s", c.ID, c.Zone) }
@@ -94,6 +114,10 @@ func drawCharges(t *rapid.T, ids []ID, rules []*penaltyRules) []Charge {
 			NoStrike: rapid.IntRange(0, 9).Draw(t, "no strike") == 0,
 			DryRun:   rapid.IntRange(0, 9).Draw(t, "dry run") == 0,
 		}
+		if rapid.IntRange(0, 9).Draw(t, "give back") == 0 {
+			c.Cost = -c.Cost
+		}
+		c.BlockedFor = max(0, rapid.SampledFrom([]int64{-1, -1, -1, -1, -1, 1, 3e6, 1e11}).Draw(t, "known block"))
 		if g := rapid.IntRange(0, len(rules)).Draw(t, "group"); g > 0 {
 			c.Penalty = rules[g-1]
 		}
@@ -121,6 +145,12 @@ func TestScriptIsTheModel(t *testing.T) {
 		now := int64(1_764_550_000_123_456)
 		for range rapid.IntRange(250, 400).Draw(t, "steps") {
 			now += rapid.SampledFrom([]int64{0, 1, 999, 1e3, 1e5, 1e6, 3e6, 61e6, 3600e6, 7200e6, 1e11, -5e6}).Draw(t, "idle")
+			if rapid.IntRange(0, 19).Draw(t, "unblock") == 0 {
+				id, p := rapid.SampledFrom(ids).Draw(t, "whom"), rapid.SampledFrom(rules).Draw(t, "of which group")
+				if got, want := script.unblock(t, now, id, p), model.unblock(now, id, p); got != want {
+					t.Fatalf("unblock: the script had strikes: %v, the model: %v", got, want)
+				}
+			}
 			charges := drawCharges(t, ids, rules)
 			want := model.take(now, charges)
 			got := script.take(t, now, charges)

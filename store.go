@@ -28,7 +28,8 @@ type Charge struct {
 	Zone  string
 	ID    ID
 	Limit Limit
-	// Cost is what the request takes, in millionths of a token, at least 1.
+	// Cost is what the request takes, in millionths of a token, at least 1. Less than 0 gives back what an earlier charge
+	// took, at most up to the burst.
 	Cost int64
 	// Floor is the largest cost of the zone: a share's burst is never below it, or what looks like a fallback
 	// would refuse such requests for good.
@@ -41,6 +42,9 @@ type Charge struct {
 	Patient bool
 	// Penalty is nil where the request is neither struck nor blocked.
 	Penalty *penaltyRules
+	// BlockedFor is how long, in microseconds, a block still lasts that this process knows of. Where the store has lost it, as
+	// at a failover, it is set again; where somebody has lifted it, it is not. 0: none is known.
+	BlockedFor int64
 	// NoStrike says that a block holds but a refusal is no strike (early data).
 	NoStrike bool
 	// DryRun says that the charge is evaluated, and paid where it can be, but never refuses.

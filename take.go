@@ -71,7 +71,11 @@ func settleRecords(now int64, charges []Charge, states []state) {
 	for i := range charges {
 		if p := charges[i].Penalty; p != nil && recordOf(charges, i) == i {
 			s := &states[i]
-			s.record, s.wroteRecord = s.record.settled(p, now)
+			if s.record == (strikeRecord{}) && charges[i].BlockedFor > 0 {
+				s.record, s.wroteRecord = p.restored(now, charges[i].BlockedFor), true
+			} else {
+				s.record, s.wroteRecord = s.record.settled(p, now)
+			}
 			s.considered = false
 		}
 	}
@@ -93,7 +97,7 @@ func settleBuckets(now int64, charges []Charge, states []state, out *outcome) {
 func pay(charges []Charge, states []state, out *outcome) {
 	for i := range charges {
 		if s := &states[i]; s.bucket.Tokens >= charges[i].Cost {
-			s.bucket.Tokens -= charges[i].Cost
+			s.bucket.Tokens = min(s.bucket.Tokens-charges[i].Cost, charges[i].Limit.Burst)
 			s.wroteBucket = true
 			out.tokens[i] = s.bucket.Tokens
 		}

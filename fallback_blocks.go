@@ -1,0 +1,82 @@
+package ratelimit
+
+// This file remembers blocks that the remote store told of. They are refused here, so that a client who hammers costs no round
+// trip, and hold while the store is down or has lost them.
+
+// recheckEvery is how often the store is asked again about a block that is known here: so long one that was lifted elsewhere
+// still holds.
+const recheckEvery = 5_000_000 // µs
+
+// refuseKnown refuses charges of a client who is known to be blocked, or notes in them for how long he is, where it is time to
+// ask the store again. One request asks; until it has an answer, the others are refused.
+func (l *Limiter) refuseKnown(charges []Charge) (Decision, bool) {
+	if l.shares.records.Load() == 0 {
+		return Decision{}, false
+	}
+	now := l.now()
+	longest, until, due := 0, now, false
+	for i := range charges {
+		c := &charges[i]
+		if c.Penalty == nil || c.DryRun {
+			continue
+		}
+		end, asked := l.shares.blocked(now, c.ID, c.Penalty.group)
+		c.BlockedFor = max(end-now, 0)
+		switch {
+		case c.BlockedFor == 0:
+		case now-asked >= recheckEvery:
+			due = true
+		case end > until:
+			longest, until = i, end
+		}
+	}
+	if until == now && due {
+		longest, until = l.claimRecheck(now, charges)
+	}
+	if until == now {
+		return Decision{}, false
+	}
+	return blockedUntil(now, until, charges[longest]), true
+}
+
+// claimRecheck makes this the request that asks about all blocks, unless another one does: then its block is returned.
+func (l *Limiter) claimRecheck(now int64, charges []Charge) (longest int, until int64) {
+	until = now
+	for i := range charges {
+		c := &charges[i]
+		if c.BlockedFor > 0 && !l.shares.recheck(now, c.ID, c.Penalty.group, recheckEvery) && now+c.BlockedFor > until {
+			longest, until = i, now+c.BlockedFor
+		}
+	}
+	return longest, until
+}
+
+// learn keeps what the store says about blocks, and forgets what it does not know any more.
+func (l *Limiter) learn(charges []Charge, d *Decision) {
+	now := l.now()
+	for i := range charges {
+		c := &charges[i]
+		switch {
+		case d.Reason == ReasonBlocked && c.Zone == d.Zone:
+			block := strikeRecord{strikes: c.Penalty.after + 1, until: now + d.RetryAfter.Microseconds(), last: now}
+			l.shares.setRecord(now, c.ID, c.Penalty, block, l.maxKeys)
+		case d.Reason != ReasonBlocked && c.BlockedFor > 0:
+			l.shares.unblock(now, c.ID, c.Penalty.group)
+		}
+	}
+}
+
+// knownBlock refuses a charge that nobody counts while the store is down, if its client is known to be blocked.
+func (l *Limiter) knownBlock(c *Charge) (Decision, bool) {
+	if c.Penalty == nil || c.DryRun {
+		return Decision{}, false
+	}
+	now := l.now()
+	until, _ := l.shares.blocked(now, c.ID, c.Penalty.group)
+	return blockedUntil(now, until, *c), until > now
+}
+
+func blockedUntil(now, until int64, c Charge) Decision {
+	out := outcome{verdict: verdictBlocked, now: now, until: until}
+	return out.decision([]Charge{c}, SourceShare)
+}

@@ -1,0 +1,355 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/zap"
+)
+
+// This file holds what is known about one server: whether it is up, who waits while it is not, how it is probed, what is said.
+
+const (
+	// connectGrace is how long after the start decisions wait for the first connection.
+	connectGrace = time.Second
+	// The pause between two probes of a server that is down grows from the first to the second.
+	probeFirst, probeMax = 25 * time.Millisecond, 250 * time.Millisecond
+	// A server that goes down within steady after it came up is left alone for longer each time, at most for calm: one that
+	// answers probes but not requests would otherwise change its state, and log it, some hundred times a second.
+	steady, calm = 10 * time.Second, 5 * time.Second
+	// maxQueued bounds the commands that wait for a connection, so that a stall costs no memory.
+	maxQueued = 16384
+)
+
+// endpoint is one server: a Redis, the master that Sentinels name, or a master of a Cluster. What it knows about the server
+// outlives its connections.
+type endpoint struct {
+	client  *redisClient
+	name    string // for logs, without credentials
+	ctx     context.Context
+	retire  context.CancelFunc
+	breaker breaker
+
+	// dial makes a client of its own for the server; nil where that belongs to somebody else, or there is none.
+	dial func() *redis.Client
+	// follow sends a command where a Cluster says that it belongs; nil without one.
+	follow func(ctx context.Context, cmd redis.Cmder) error
+	// lost is told when the server goes down; nil if nobody cares.
+	lost func()
+	// probeKey is a key that the server keeps, if it keeps any.
+	probeKey func() (string, bool)
+
+	conn atomic.Pointer[connection] // nil if it is only waited for
+
+	mu sync.Mutex
+	up chan struct{} // closed when the server is up
+	// connecting until the first connection, or the first failure to get one
+	connecting bool
+	nextProbe  time.Time
+	cameUpAt   time.Time
+	flaps      int // outages in a row that began within steady
+}
+
+// connection is a client of one server with its two pipelines, for decisions with the small and with the large budget.
+type connection struct {
+	client         *redis.Client
+	quick, patient *redis.AutoPipeliner
+}
+
+// newEndpoint returns a server that counts as down until a probe says otherwise. It ends with the context.
+func newEndpoint(ctx context.Context, c *redisClient, name string) *endpoint {
+	e := &endpoint{client: c, name: name, up: make(chan struct{}), connecting: true}
+	e.ctx, e.retire = context.WithCancel(ctx)
+	e.breaker.trip(processMicros())
+	return e
+}
+
+// use lets the endpoint work with a client.
+func (e *endpoint) use(client *redis.Client) {
+	s := &e.client.settings
+	e.conn.Store(&connection{
+		client: client,
+		// Pipelines of clones: a client has one of its own for good, even when that is closed.
+		quick:   pipeline(client.WithTimeout(s.timeout)),
+		patient: pipeline(client.WithTimeout(s.patience)),
+	})
+}
+
+func pipeline(client *redis.Client) *redis.AutoPipeliner {
+	ap, err := client.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{
+		MaxBatchSize: 200, MaxConcurrentBatches: 1, MaxQueuedCommands: maxQueued,
+	})
+	if err != nil {
+		panic(err) // the options are constants
+	}
+	return ap
+}
+
+// connect replaces the connections, if they are our own to replace. What is still on its way on the old ones is answered.
+func (e *endpoint) connect() {
+	if e.dial == nil {
+		return
+	}
+	old := e.conn.Load()
+	e.use(e.dial())
+	if old != nil {
+		time.AfterFunc(linger, func() { _ = old.client.Close() })
+	}
+}
+
+// shut ends the endpoint. The client of a Cluster's node stays open: it belongs to the Cluster.
+func (e *endpoint) shut() {
+	e.retire()
+	conn := e.conn.Load()
+	if conn == nil {
+		return
+	}
+	_, _ = conn.quick.Close(), conn.patient.Close() // they only fail if closed before
+	if e.dial != nil {
+		_ = conn.client.Close()
+	}
+}
+
+// ready says whether the server is worth a try, and waits a little where that is better than to give up: for the first
+// connection, and, on a sensitive route, while the server may just have hiccuped.
+func (e *endpoint) ready(ctx context.Context, patient bool) bool {
+	down, since := e.breaker.state()
+	if !down {
+		return true
+	}
+	e.mu.Lock()
+	up, connecting := e.up, e.connecting
+	e.mu.Unlock()
+	until, now := since, processMicros()
+	switch s := &e.client.settings; {
+	case connecting && patient:
+		until = since + connectGrace.Microseconds()
+	case connecting:
+		until = min(since+connectGrace.Microseconds(), now+s.timeout.Microseconds())
+	case patient:
+		until = since + s.patience.Microseconds()
+	}
+	if until <= now {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, micro(until-now))
+	defer cancel()
+	select {
+	case <-up:
+		return true
+	case <-e.ctx.Done(): // somebody else keeps the key by now
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// call executes the script once, within the budget, and learns from how that ends.
+func (e *endpoint) call(ctx context.Context, patient bool, keys []string, args []any) (any, error) {
+	conn := e.conn.Load()
+	if conn == nil {
+		return nil, errDown
+	}
+	pipe, budget := conn.quick, e.client.settings.timeout
+	if patient {
+		pipe, budget = conn.patient, e.client.settings.patience
+	}
+	started := processMicros()
+	if !e.breaker.start(started) {
+		return nil, errDown
+	}
+	reply, err := e.eval(ctx, pipe, budget, keys, args)
+	now := processMicros()
+	switch classify(err) {
+	case classUnavailable:
+		e.failed(started, now, budget, err)
+	case classGone:
+		e.breaker.abandoned()
+	case classAnswer, classMistake:
+		e.breaker.answered(now)
+	}
+	return reply, err
+}
+
+// eval runs the script by its hash, and once by its text where the server has forgotten it.
+func (e *endpoint) eval(ctx context.Context, pipe *redis.AutoPipeliner, budget time.Duration, keys []string, args []any) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	reply, err := e.submit(ctx, pipe, "evalsha", bucketSHA, keys, args)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		reply, err = e.submit(ctx, pipe, "eval", bucketScript, keys, args)
+	}
+	return reply, err
+}
+
+// submit sends a command, and once more to where a Cluster says that it belongs: who says so has not executed it.
+func (e *endpoint) submit(ctx context.Context, pipe *redis.AutoPipeliner, verb, script string, keys []string, args []any) (any, error) {
+	cmd := newOnceCmd(ctx, verb, script, keys, args)
+	err := pipe.Submit(ctx, cmd).WaitContext(ctx)
+	if isRedirect(err) && e.follow != nil {
+		cmd = newOnceCmd(ctx, verb, script, keys, args) // one that was sent is never used again
+		err = e.follow(ctx, cmd)
+	}
+	switch {
+	case err == nil:
+		return cmd.Val(), nil
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return nil, errTimeout
+	}
+	return nil, err
+}
+
+// onceCmd is a command that is never sent twice: after a lost reply, nobody knows whether it was executed.
+type onceCmd struct{ *redis.Cmd }
+
+// NoRetry implements redis.Cmder.
+func (onceCmd) NoRetry() bool { return true }
+
+func newOnceCmd(ctx context.Context, verb, script string, keys []string, args []any) onceCmd {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, verb, script, len(keys))
+	for _, key := range keys {
+		all = append(all, key)
+	}
+	return onceCmd{redis.NewCmd(ctx, append(all, args...)...)}
+}
+
+// failed counts a call without an answer. A master that has become a replica is down at once: it answers nobody who writes, and
+// the way to the new one needs new connections.
+func (e *endpoint) failed(started, now int64, budget time.Duration, err error) {
+	e.mu.Lock()
+	down := e.breaker.failed(started, now, budget.Microseconds()) || isReadOnly(err) && e.breaker.trip(now)
+	var rest time.Duration
+	if down {
+		e.up = make(chan struct{}) // before anybody who sees it down looks for what to wait for
+		rest = e.restLocked()
+	}
+	e.mu.Unlock()
+	if down {
+		e.wentDown(err, rest)
+	}
+}
+
+func (e *endpoint) wentDown(err error, rest time.Duration) {
+	e.client.log().Warn("redis is down, deciding without it", zap.String("redis", e.name), zap.Error(err))
+	if isReadOnly(err) {
+		e.connect()
+	}
+	if e.lost != nil {
+		e.lost()
+	}
+	go e.probe(e.answers, rest)
+}
+
+// restLocked returns how long a server that has just gone down is left alone.
+func (e *endpoint) restLocked() time.Duration {
+	if time.Since(e.cameUpAt) >= steady {
+		e.flaps = 0
+		return 0
+	}
+	rest := min(probeFirst<<min(e.flaps, 16), calm)
+	e.flaps++
+	e.nextProbe = time.Now().Add(rest)
+	return rest
+}
+
+// probe tries, after a rest, until the server answers. There is one probe at a time; it ends with the endpoint.
+func (e *endpoint) probe(try func() error, rest time.Duration) {
+	if !sleep(e.ctx, rest) {
+		return
+	}
+	for pause := probeFirst; ; pause = min(2*pause, probeMax) {
+		err := try()
+		if e.ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			e.cameUp()
+			return
+		}
+		e.stillDown(err)
+		if isReadOnly(err) {
+			e.connect()
+		}
+		jittered := pause/2 + rand.N(pause) //nolint:gosec // no secret
+		e.mu.Lock()
+		e.nextProbe = time.Now().Add(jittered)
+		e.mu.Unlock()
+		if !sleep(e.ctx, jittered) {
+			return
+		}
+	}
+}
+
+// sleep waits, and says whether the context is still alive then.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// probeCharge is one that is always allowed and always written: a replica, or a Redis without memory, also answers.
+var probeCharge = Charge{Zone: "probe", Limit: Limit{Num: Token, Den: 1, Burst: Token}, Cost: Token}
+
+var errNoSlots = errors.New("redis keeps no slot of the cluster")
+
+// answers runs the script itself, so that a server that is too far away stays down: once for as long as opening a connection
+// may take, then within the budget.
+func (e *endpoint) answers() error {
+	key, ok := e.probeKey()
+	if !ok {
+		return errNoSlots
+	}
+	_, args := new(redisStore).arguments([]Charge{probeCharge})
+	quick, timeout := e.conn.Load().quick, e.client.settings.timeout
+	begun := time.Now()
+	if _, err := e.eval(e.ctx, quick, dialTimeout+timeout, []string{key}, args); err != nil {
+		return err
+	}
+	if time.Since(begun) <= timeout {
+		return nil
+	}
+	_, err := e.eval(e.ctx, quick, timeout, []string{key}, args)
+	return err
+}
+
+func (e *endpoint) cameUp() {
+	e.mu.Lock()
+	outage := e.breaker.reset(processMicros())
+	first := e.connecting
+	e.connecting, e.cameUpAt = false, time.Now()
+	close(e.up)
+	e.mu.Unlock()
+	if first {
+		e.client.log().Info("redis is up", zap.String("redis", e.name))
+		return
+	}
+	e.client.log().Info("redis is up again", zap.String("redis", e.name), zap.Duration("outage", micro(outage)))
+}
+
+// stillDown says once that the first connection could not be made.
+func (e *endpoint) stillDown(err error) {
+	_, since := e.breaker.state()
+	e.mu.Lock()
+	first := e.connecting && processMicros()-since >= connectGrace.Microseconds()
+	e.connecting = e.connecting && !first
+	e.mu.Unlock()
+	if first {
+		e.client.log().Warn("redis cannot be reached, deciding without it", zap.String("redis", e.name), zap.Error(err))
+	}
+}
+
+// retryAfter returns how long until it is worth to try again, while the server is down.
+func (e *endpoint) retryAfter() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return max(time.Until(e.nextProbe), time.Second)
+}
