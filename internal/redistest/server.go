@@ -1,5 +1,5 @@
-// Package redistest starts real Redis servers for tests, each on a port and in a folder of its own, and a proxy that
-// makes the way to them slow or lossy. What Redis decides is never mocked.
+// Package redistest starts real Redis servers for tests, each on a port and in a folder of its own, alone, under
+// Sentinels or as a cluster, and a proxy that makes the way to them slow or lossy. What Redis decides is never mocked.
 package redistest
 
 import (
@@ -32,18 +32,29 @@ type Server struct {
 	port     int
 	args     []string
 	password string
+	proxy    *Proxy        // that is announced in place of the server, nil if none
 	client   *redis.Client // of the running server, for assertions
+	stopped  bool
 }
 
 // Start starts a redis-server on 127.0.0.1 and waits until it answers. The server is killed when the test ends; its log
 // is shown if the test failed.
 //
 // The arguments are added to its command line, and may be whatever it takes: "--maxmemory", "10mb" or "--user",
-// "alice", "on", ">pw", "~*", "+@all" or "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(Port(t)). For TLS,
-// pass "--tls-port" with a Port of its own: the plain one stays for assertions. A server with "--requirepass" is asked
-// with that password, and URL holds it. "--sentinel" starts a Sentinel; what it watches is then said by
-// Do("sentinel", "monitor", …).
+// "alice", "on", ">pw", "~*", "+@all" or "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(Port(t)). A server
+// with "--requirepass" is asked with that password, and URL holds it; assertions are made by the default user, so leave
+// that one its rights. "--sentinel" starts a Sentinel; what it watches is then said by Do("sentinel", "monitor", …).
+//
+// StartTLS, StartSentinels and StartCluster start what takes more than arguments.
 func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s := newServer(t, args...)
+	s.run()
+	return s
+}
+
+// newServer returns a server that does not run yet. Its address is final, so that others can be told of it before.
+func newServer(t testing.TB, args ...string) *Server {
 	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Fatal("redis-server is not installed; `make tools` installs it")
@@ -53,7 +64,6 @@ func Start(t testing.TB, args ...string) *Server {
 		s.password = args[i+1]
 	}
 	t.Cleanup(s.disconnect)
-	s.run()
 	return s
 }
 
@@ -150,6 +160,7 @@ func (s *Server) Kill() {
 	s.t.Helper()
 	s.proc.Kill()
 	s.disconnect()
+	s.stopped = false
 }
 
 // Restart starts the server again, empty, on the same port, and waits until it answers. One that still runs is killed.
@@ -163,13 +174,18 @@ func (s *Server) Restart() {
 func (s *Server) Stop() {
 	s.t.Helper()
 	s.proc.Signal(syscall.SIGSTOP)
+	s.stopped = true
 }
 
 // Cont ends what Stop began.
 func (s *Server) Cont() {
 	s.t.Helper()
 	s.proc.Signal(syscall.SIGCONT)
+	s.stopped = false
 }
+
+// answering says whether the server was neither killed nor stopped, so that it can be asked.
+func (s *Server) answering() bool { return s.client != nil && !s.stopped }
 
 // Do sends one command and returns the reply: int64, string, []any, or nil. An error fails the test.
 //
