@@ -75,7 +75,7 @@ func (p *Proxy) end() {
 func (p *Proxy) Addr() string { return p.addr }
 
 // URL returns the address of the proxy as a redis:// URL without a password.
-func (p *Proxy) URL() string { return redisURL("", p.addr) }
+func (p *Proxy) URL() string { return redisURL("redis", "", p.addr) }
 
 // SetDelay delays everything by d, in each direction. Like distance it takes no bandwidth: what comes meanwhile is
 // on its way too. Connections open at once. What is on its way already keeps its delay.
