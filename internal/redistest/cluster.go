@@ -56,9 +56,10 @@ func StartCluster(t testing.TB, options ClusterOptions) *Cluster {
 
 func startNode(t testing.TB, options ClusterOptions) *Server {
 	t.Helper()
+	// A cluster does not show a replica before its master has sent it something, which may be the ping of every 10 s.
 	s := newServer(t, append([]string{
-		"--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--repl-diskless-sync-delay", "0",
-		"--cluster-allow-replica-migration", "no",
+		"--cluster-enabled", "yes", "--cluster-node-timeout", "1500", "--cluster-allow-replica-migration", "no",
+		"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
 	}, options.Args...)...)
 	if options.Proxies {
 		s.proxy = NewProxy(t, s.Addr())
