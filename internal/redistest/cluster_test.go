@@ -8,6 +8,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/caddy-tollgate/ratelimit/internal/proc"
 )
 
 func TestClusterServesEveryKey(t *testing.T) {
@@ -150,6 +152,10 @@ func TestClusterWithoutFullCoverage(t *testing.T) {
 		t.Fatal("two keys of one master do not show anything")
 	}
 	there.Kill()
+	proc.Eventually(t, "the cluster knows that slots are lost", func() bool {
+		info, _ := here.Do("cluster", "info").(string)
+		return !strings.Contains(info, "cluster_slots_fail:0\r\n")
+	})
 	if got := here.Do("set", "a", "x"); got != "OK" {
 		t.Errorf("a key of a master that lives: got %v", got)
 	}
