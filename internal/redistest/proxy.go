@@ -2,7 +2,9 @@ package redistest
 
 import (
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,8 +22,9 @@ type Proxy struct {
 	target string
 	addr   string
 
-	delay atomic.Int64
-	drop  atomic.Bool
+	delay, connectDelay atomic.Int64
+	drop                atomic.Bool
+	dropTo              atomic.Pointer[string] // the command whose connections get no replies, in lower case
 
 	accepted, requests, toServer, toClient atomic.Int64
 
@@ -35,6 +38,8 @@ type Proxy struct {
 // link is one client's connection and what belongs to it on the other side.
 type link struct {
 	client, server net.Conn
+	opens          time.Time   // nothing passes before
+	mute           atomic.Bool // no reply passes any more
 	once           sync.Once
 	cut            chan struct{}
 }
@@ -70,15 +75,28 @@ func (p *Proxy) end() {
 func (p *Proxy) Addr() string { return p.addr }
 
 // URL returns the address of the proxy as a redis:// URL without a password.
-func (p *Proxy) URL() string { return redisURL("", p.addr) }
+func (p *Proxy) URL() string { return redisURL("redis", "", p.addr) }
 
 // SetDelay delays everything by d, in each direction. Like distance it takes no bandwidth: what comes meanwhile is
 // on its way too. Connections open at once. What is on its way already keeps its delay.
 func (p *Proxy) SetDelay(d time.Duration) { p.delay.Store(int64(d)) }
 
+// SetConnectDelay makes new connections slow to open and fast afterwards: they are accepted at once, but nothing passes
+// in either direction until d later. To a client that speaks TLS or logs in that is a slow connect.
+func (p *Proxy) SetConnectDelay(d time.Duration) { p.connectDelay.Store(int64(d)) }
+
 // DropReplies makes what the server sends disappear. Requests still reach it and are executed. Connections stay open;
 // to lose a reply by a broken connection, Cut them once the server has executed the request.
 func (p *Proxy) DropReplies(drop bool) { p.drop.Store(drop) }
+
+// DropRepliesTo makes replies disappear as DropReplies does, but only on connections that send the command from now on,
+// like "evalsha", and on these all replies from then on, also after DropRepliesTo(""), which spares those that send it
+// later. Sentinels and replicas that come through the same proxy keep their connections, so nothing fails over. It needs
+// to read what clients send, so it does nothing to TLS.
+func (p *Proxy) DropRepliesTo(command string) {
+	command = strings.ToLower(command)
+	p.dropTo.Store(&command)
+}
 
 // Cut breaks all connections, with everything that is on its way.
 func (p *Proxy) Cut() {
@@ -140,6 +158,7 @@ func (p *Proxy) accept(listener net.Listener) {
 			continue
 		}
 		l := &link{client: client, server: server, cut: make(chan struct{})}
+		l.opens = time.Now().Add(time.Duration(p.connectDelay.Load()))
 		p.mu.Lock()
 		p.links[l] = struct{}{}
 		p.mu.Unlock()
@@ -153,14 +172,18 @@ func (p *Proxy) serve(l *link) {
 	pumps.Go(func() {
 		p.pump(l, l.server, l.client, func(chunk []byte) bool {
 			p.toServer.Add(int64(len(chunk)))
-			p.requests.Add(int64(commands.feed(chunk)))
+			names := commands.feed(chunk)
+			p.requests.Add(int64(len(names)))
+			if to := p.dropTo.Load(); to != nil && slices.Contains(names, *to) {
+				l.mute.Store(true) // the request is not passed on yet, so its reply has not come
+			}
 			return true
 		})
 	})
 	pumps.Go(func() {
 		p.pump(l, l.client, l.server, func(chunk []byte) bool {
 			p.toClient.Add(int64(len(chunk)))
-			return !p.drop.Load()
+			return !p.drop.Load() && !l.mute.Load()
 		})
 	})
 	pumps.Wait()
@@ -185,7 +208,11 @@ func (p *Proxy) pump(l *link, to, from net.Conn, pass func([]byte) bool) {
 		data := make([]byte, 32<<10)
 		n, err := from.Read(data)
 		if n > 0 && pass(data[:n]) {
-			way <- parcel{data[:n], time.Now().Add(time.Duration(p.delay.Load()))}
+			due := time.Now().Add(time.Duration(p.delay.Load()))
+			if due.Before(l.opens) {
+				due = l.opens
+			}
+			way <- parcel{data[:n], due}
 		}
 		if err != nil {
 			break

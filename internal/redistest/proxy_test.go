@@ -5,6 +5,8 @@ import (
 	"context"
 	"io"
 	"net"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -140,18 +142,64 @@ func TestProxyClosesWhenTheServerDies(t *testing.T) {
 	ping(t, connect(t, p.URL()))
 }
 
+func TestProxyConnectsSlowlyAndIsFastAfterwards(t *testing.T) {
+	t.Parallel()
+	p := NewProxy(t, Start(t).Addr())
+	old := connect(t, p.URL())
+	ping(t, old)
+	const delay = 300 * time.Millisecond
+	p.SetConnectDelay(delay)
+	start := time.Now()
+	client := connect(t, p.URL())
+	ping(t, client)
+	if took := time.Since(start); took < delay {
+		t.Errorf("the first answer came after %v, want at least %v", took, delay)
+	}
+	start = time.Now()
+	ping(t, client)
+	ping(t, old)
+	if took := time.Since(start); took >= delay {
+		t.Errorf("connections that are open took %v", took)
+	}
+}
+
+func TestProxyLosesRepliesOfOneCommand(t *testing.T) {
+	t.Parallel()
+	s := Start(t)
+	p := NewProxy(t, s.Addr())
+	victim, other := connect(t, p.URL()), connect(t, p.URL())
+	ping(t, victim)
+	p.DropRepliesTo("INCR")
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := victim.Incr(ctx, "n").Err(); err == nil {
+		t.Error("the reply was not lost")
+	}
+	proc.Eventually(t, "the server has executed it", func() bool { return s.Do("get", "n") == "1" })
+	ping(t, other)
+	p.DropRepliesTo("")
+	if err := victim.Incr(t.Context(), "n").Err(); err != nil {
+		t.Errorf("on a new connection: %v", err)
+	}
+}
+
 func TestCommandCounterWithEveryCut(t *testing.T) {
 	stream := []byte("*2\r\n$3\r\nGET\r\n$1\r\na\r\n" + "*1\r\n$4\r\nPING\r\n" +
-		"*3\r\n$3\r\nSET\r\n$4\r\n\r\n*1\r\n$0\r\n\r\n" + "*1\r\n$4\r\nPIN")
+		"*3\r\n$3\r\nset\r\n$4\r\n\r\n*1\r\n$0\r\n\r\n" + "*1\r\n$4\r\nPIN")
+	want := []string{"get", "ping", "set"}
 	for cut := range stream {
 		var c commandCounter
-		if n := c.feed(stream[:cut]) + c.feed(stream[cut:]); n != 3 {
-			t.Errorf("cut at %d: got %d commands, want 3", cut, n)
+		if got := append(c.feed(stream[:cut]), c.feed(stream[cut:])...); !slices.Equal(got, want) {
+			t.Errorf("cut at %d: got %q, want %q", cut, got, want)
 		}
 	}
 	var c commandCounter
-	if n := c.feed([]byte("\x16\x03\x01*9\r\n\n\r\n$7\r\n*-1\r\nnonsense\r\n")); n != 0 {
-		t.Errorf("no commands: got %d", n)
+	if got := c.feed([]byte("\x16\x03\x01*9\r\n\n\r\n$7\r\n*-1\r\nnonsense\r\n")); len(got) != 0 {
+		t.Errorf("no commands: got %q", got)
+	}
+	long := "*1\r\n$100\r\n" + strings.Repeat("x", 100) + "\r\n"
+	if got := c.feed([]byte(long)); !slices.Equal(got, []string{strings.Repeat("x", maxName)}) {
+		t.Errorf("a long name: got %q, want its beginning", got)
 	}
 }
 

@@ -1,5 +1,5 @@
-// Package redistest starts real Redis servers for tests, each on a port and in a folder of its own, and a proxy that
-// makes the way to them slow or lossy. What Redis decides is never mocked.
+// Package redistest starts real Redis servers for tests, each on a port and in a folder of its own, alone, under
+// Sentinels or as a cluster, and a proxy that makes the way to them slow or lossy. What Redis decides is never mocked.
 package redistest
 
 import (
@@ -32,29 +32,45 @@ type Server struct {
 	port     int
 	args     []string
 	password string
+	proxy    *Proxy        // that is announced in place of the server, nil if none
 	client   *redis.Client // of the running server, for assertions
+	stopped  bool
 }
 
 // Start starts a redis-server on 127.0.0.1 and waits until it answers. The server is killed when the test ends; its log
 // is shown if the test failed.
 //
 // The arguments are added to its command line, and may be whatever it takes: "--maxmemory", "10mb" or "--user",
-// "alice", "on", ">pw", "~*", "+@all" or "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(Port(t)). For TLS,
-// pass "--tls-port" with a Port of its own: the plain one stays for assertions. A server with "--requirepass" is asked
-// with that password, and URL holds it. "--sentinel" starts a Sentinel; what it watches is then said by
-// Do("sentinel", "monitor", …).
+// "alice", "on", ">pw", "~*", "+@all" or "--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(Port(t)). A server
+// with "--requirepass" is asked with that password, and URL holds it; assertions are made by the default user, so leave
+// that one its rights. "--sentinel" starts a Sentinel; what it watches is then said by Do("sentinel", "monitor", …).
+//
+// StartTLS, StartSentinels and StartCluster start what takes more than arguments.
 func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s := newServer(t, args...)
+	s.run()
+	return s
+}
+
+// newServer returns a server that does not run yet. Its address is final, so that others can be told of it before.
+func newServer(t testing.TB, args ...string) *Server {
 	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Fatal("redis-server is not installed; `make tools` installs it")
 	}
 	s := &Server{t: t, proc: proc.New(t, "redis-server"), dir: t.TempDir(), port: proc.Port(t), args: args}
-	if i := slices.Index(args, "--requirepass"); i >= 0 && i+1 < len(args) {
-		s.password = args[i+1]
-	}
+	s.password = argument(args, "--requirepass")
 	t.Cleanup(s.disconnect)
-	s.run()
 	return s
+}
+
+// argument returns the value of a command line's option, empty if it has none.
+func argument(args []string, option string) string {
+	if i := slices.Index(args, option); i >= 0 && i+1 < len(args) {
+		return args[i+1]
+	}
+	return ""
 }
 
 // Port returns a port on 127.0.0.1 that nobody else gets until the test ends.
@@ -85,21 +101,22 @@ func quiet(url string) *redis.Options {
 }
 
 func (s *Server) arguments() []string {
-	args := []string{"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir, "--save", "", "--appendonly", "no"}
-	if slices.Contains(s.args, "--sentinel") {
-		args = slices.Insert(args, 0, s.sentinelFile())
+	if !slices.Contains(s.args, "--sentinel") {
+		return append(s.ownArguments(), s.args...)
 	}
-	return append(args, s.args...)
-}
-
-// sentinelFile makes the file without which a Sentinel does not start: it keeps what it knows there.
-func (s *Server) sentinelFile() string {
-	s.t.Helper()
 	path := filepath.Join(s.dir, "sentinel.conf")
+	if _, err := os.Stat(path); err == nil {
+		return []string{path, "--sentinel"} // the arguments are in it too, and some must not come twice
+	}
+	// It does not start without a file to keep what it knows in.
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		s.t.Fatal(err)
 	}
-	return path
+	return slices.Concat([]string{path}, s.ownArguments(), s.args)
+}
+
+func (s *Server) ownArguments() []string {
+	return []string{"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir, "--save", "", "--appendonly", "no"}
 }
 
 // answers says whether the server answers at all; that it wants a password is an answer. QUIT is there so that the
@@ -136,13 +153,25 @@ func (s *Server) disconnect() {
 func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
 
 // URL returns the address of the server as a redis:// URL.
-func (s *Server) URL() string { return redisURL(s.password, s.Addr()) }
+func (s *Server) URL() string { return redisURL("redis", s.password, s.Addr()) }
 
-func redisURL(password, addr string) string {
+func redisURL(scheme, password, addr string) string {
 	if password != "" {
 		password = ":" + password + "@"
 	}
-	return "redis://" + password + addr
+	return scheme + "://" + password + addr
+}
+
+// Proxy returns the proxy that clients are sent to in place of the server: by Sentinels or by a cluster that was started
+// with Proxies. It is nil for others.
+func (s *Server) Proxy() *Proxy { return s.proxy }
+
+// announced returns the address that Sentinels or a cluster tell clients.
+func (s *Server) announced() string {
+	if s.proxy != nil {
+		return s.proxy.Addr()
+	}
+	return s.Addr()
 }
 
 // Kill ends the server as a crash would. Connections to it are refused from then on.
@@ -150,9 +179,11 @@ func (s *Server) Kill() {
 	s.t.Helper()
 	s.proc.Kill()
 	s.disconnect()
+	s.stopped = false
 }
 
 // Restart starts the server again, empty, on the same port, and waits until it answers. One that still runs is killed.
+// What a Sentinel or a node of a cluster knows about the others is kept.
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Kill()
@@ -163,27 +194,41 @@ func (s *Server) Restart() {
 func (s *Server) Stop() {
 	s.t.Helper()
 	s.proc.Signal(syscall.SIGSTOP)
+	s.stopped = true
 }
 
 // Cont ends what Stop began.
 func (s *Server) Cont() {
 	s.t.Helper()
 	s.proc.Signal(syscall.SIGCONT)
+	s.stopped = false
 }
+
+// answering says whether the server was neither killed nor stopped, so that it can be asked.
+func (s *Server) answering() bool { return s.client != nil && !s.stopped }
 
 // Do sends one command and returns the reply: int64, string, []any, or nil. An error fails the test.
 //
 // All assertions of a Server share one connection, TTLs has another; the server's counters include them.
 func (s *Server) Do(args ...any) any {
 	s.t.Helper()
-	if s.client == nil {
-		s.t.Fatalf("redis %v: the server was killed", args)
-	}
-	reply, err := s.client.Do(context.Background(), args...).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
+	reply, err := s.try(args...)
+	if err != nil {
 		s.t.Fatalf("redis %v: %v", args, err)
 	}
 	return reply
+}
+
+// try does what Do does, for commands that the server may refuse for now.
+func (s *Server) try(args ...any) (any, error) {
+	if s.client == nil {
+		return nil, errors.New("the server was killed")
+	}
+	reply, err := s.client.Do(context.Background(), args...).Result()
+	if errors.Is(err, redis.Nil) {
+		return nil, nil
+	}
+	return reply, err
 }
 
 // Info returns a field of a section of INFO as text, empty if there is none: Info("clients", "connected_clients"),
