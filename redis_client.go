@@ -149,7 +149,7 @@ func (c *redisClient) closeIfUnused() {
 func (c *redisClient) openLocked() *wire {
 	s := &c.settings
 	client := redis.NewClient(&redis.Options{
-		Network: s.network, Addr: s.address, Username: s.username, Password: s.password, DB: s.db,
+		Network: s.network, Addr: s.addresses, Username: s.username, Password: s.password, DB: s.db,
 		Protocol: 2, DisableIdentity: true,
 		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
 		ReadTimeout: s.timeout, WriteTimeout: s.timeout,

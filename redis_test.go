@@ -20,7 +20,7 @@ import (
 // dialRedis returns a store on a server, with a client of its own.
 func dialRedis(t *testing.T, addr string, timeout, patience time.Duration) *redisStore {
 	t.Helper()
-	client, err := acquireRedis(redisSettings{network: "tcp", address: addr, prefix: "tollgate", timeout: timeout, patience: patience})
+	client, err := acquireRedis(redisSettings{network: "tcp", addresses: addr, prefix: "tollgate", timeout: timeout, patience: patience})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestSensitiveRouteWaitsForAHiccup(t *testing.T) {
 func TestClientsLeaveNothing(t *testing.T) {
 	server := redistest.Start(t)
 	ignore := goleak.IgnoreCurrent()
-	settings := redisSettings{network: "tcp", address: server.Addr(), prefix: "tollgate", timeout: time.Second, patience: time.Second}
+	settings := redisSettings{network: "tcp", addresses: server.Addr(), prefix: "tollgate", timeout: time.Second, patience: time.Second}
 	var late *redisClient
 	for i := range 50 {
 		settings.timeout = time.Second + time.Duration(i%5)
@@ -294,51 +294,4 @@ func TestClientsLeaveNothing(t *testing.T) {
 	}
 	proc.Eventually(t, "all connections are closed", func() bool { return server.Info("clients", "connected_clients") == "1" })
 	goleak.VerifyNone(t, ignore)
-}
-
-func TestRedisSettings(t *testing.T) {
-	t.Setenv("TOLLGATE_TEST_ADDRESS", "redis://user:pass@example.com:6380/3")
-	t.Setenv("TOLLGATE_TEST_EMPTY", "")
-	for _, test := range []struct{ address, want, err string }{
-		{address: "localhost:6379", want: "localhost:6379/0"},
-		{address: "redis://localhost", want: "localhost:6379/0"},
-		{address: "redis://:secret@localhost:7000/5", want: "localhost:7000/5"},
-		{address: "unix:///run/redis.sock?db=2", want: "/run/redis.sock/2"},
-		{address: "{env.TOLLGATE_TEST_ADDRESS}", want: "example.com:6380/3"},
-		{address: "{env.TOLLGATE_TEST_EMPTY}", err: `redis: evaluated placeholder {env.TOLLGATE_TEST_EMPTY} is empty; write redis off to keep buckets in this process`},
-		{address: "redis://:secret@{env.TOLLGATE_TEST_EMPTY}:6379", err: `redis: evaluated placeholder {env.TOLLGATE_TEST_EMPTY} is empty; write redis off to keep buckets in this process`},
-		{address: "", err: "redis: it is empty; write redis off to keep buckets in this process"},
-		{address: "localhost", err: `redis: the address has no port: write host:port, or a URL like redis://host:6379/0`},
-		{address: "rediss://localhost:6379", err: "redis: the scheme rediss, Redis over TLS, is not supported yet"},
-		{address: "user:secret@localhost", err: "redis: the address has no port: write host:port, or a URL like redis://host:6379/0"},
-		{address: "http://:secret@localhost:6379", err: `redis: the URL's scheme must be redis or unix, got "http"`},
-		{address: "redis://:sec%ret@localhost", err: "redis: the URL cannot be parsed; write it like redis://user:password@host:6379/0, special characters in the password as %XX"},
-		{address: "redis://:secret@localhost/zero", err: "redis: the URL must be like redis://user:password@host:6379/0 or unix:///run/redis.sock?db=0, with the number of a database"},
-		{address: "redis://:secret@localhost?read_timeout=6s", err: `redis: the URL has an unknown parameter "read_timeout"`},
-	} {
-		s, err := (&Redis{Address: []string{test.address}}).settings()
-		switch {
-		case test.err == "" && (err != nil || s.String() != test.want):
-			t.Errorf("%s: got %s, %v, want %s", test.address, s.String(), err, test.want)
-		case test.err != "" && (err == nil || err.Error() != test.err):
-			t.Errorf("%s:\ngot  %v\nwant %s", test.address, err, test.err)
-		}
-	}
-}
-
-func TestLiteralPassword(t *testing.T) {
-	for address, want := range map[string]bool{
-		"redis://:secret@localhost":                     true,
-		"redis://user:secret@{env.REDIS_HOST}:6379/0":   true,
-		"redis://:sec@ret@localhost":                    true,
-		"redis://user:{env.REDIS_PASSWORD}@localhost/0": false,
-		"redis://user@localhost":                        false,
-		"redis://localhost:6379":                        false,
-		"localhost:6379":                                false,
-		"{env.REDIS_URL}":                               false,
-	} {
-		if got := (&Redis{Address: []string{address}}).literalPassword(); got != want {
-			t.Errorf("%s: %v", address, got)
-		}
-	}
 }
