@@ -150,6 +150,9 @@ func TestWarnings(t *testing.T) {
 		{"a password in the open", block("redis redis://:secret@127.0.0.1:1\nnodes 2\nkey_secret s", "", zone), []string{
 			"secrets of Redis stand in the configuration, which the admin endpoint shows: password; write {env.…} or {file.…} in their place",
 		}},
+		{"other secrets in the open, in two sites", block("nodes 2\nkey_secret s", "", "redis 127.0.0.1:1 {\n master_name m\n password secret\n sentinel_password secret\n}\n"+zone), []string{
+			"secrets of Redis stand in the configuration, which the admin endpoint shows: password, sentinel_password; write {env.…} or {file.…} in their place",
+		}},
 		{"exact path", block("redis off", "", "zone login {\n match path /login\n rate 1/s\n sensitive\n}"), []string{
 			"a sensitive zone matches an exact path only: /login does not match /login/; write both /login and /login/*",
 		}},
