@@ -17,7 +17,7 @@
 //	penalty.go      strikes and blocks
 //	memory.go       the store in this process; memory_*.go are parts of it
 //	redis.go        the store in Redis; redis_blocks.go lists its blocks
-//	redis_config.go which Redis, resolved from the configuration; redis_address.go and redis_tls.go are parts of it, setting.go its values
+//	redis_config.go which Redis, resolved from the configuration; redis_options.go, redis_address.go and redis_tls.go are parts of it, setting.go its values
 //	redis_client.go the connection to it, shared by handlers and configurations; redis_outage.go is what it does without an answer
 //	breaker.go      whether Redis is worth a try
 //	fallback.go     which store decides, and what holds while Redis does not answer

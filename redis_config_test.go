@@ -129,7 +129,7 @@ func TestOpenSecrets(t *testing.T) {
 	}
 }
 
-// literals are a value for every option that stands in one of the blocks below.
+// Every option stands in one of these blocks.
 const (
 	allOfSentinel = `redis a:26379 b:26379 {
 	username bob
@@ -202,7 +202,7 @@ func TestAllRedisOptions(t *testing.T) {
 	}
 }
 
-// Every option is in one of the blocks above.
+// No option is missing above.
 func TestAllRedisOptionsAreTested(t *testing.T) {
 	for name := range new(Redis).options(new(redisSettings)) {
 		if !strings.Contains(allOfSentinel+allOfCluster+allOfTLS, "\t"+name+" ") {
