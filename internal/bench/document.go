@@ -58,7 +58,6 @@ type machine struct {
 	cores                 int
 	system, golang, redis string
 	generator             float64 // µs of CPU a request
-	rounds                int
 }
 
 // report is what stands between the markers.

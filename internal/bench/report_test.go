@@ -2,6 +2,7 @@ package bench
 
 import (
 	"encoding/xml"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -84,7 +85,7 @@ func TestPlot(t *testing.T) {
 	paced.name, paced.load.pace = "paced", 100
 	svg := plot([]result{sampleResult(), paced})
 	for d := xml.NewDecoder(strings.NewReader(svg)); ; {
-		if _, err := d.Token(); err == io.EOF {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatalf("no XML: %v\n%s", err, svg)

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"io"
 	"net"
 	"strings"
@@ -27,7 +28,7 @@ func TestResponses(t *testing.T) {
 				t.Fatalf("%s: got %d, %v, want %d", name, got, err, want)
 			}
 		}
-		if _, err := r.next(); err != io.EOF {
+		if _, err := r.next(); !errors.Is(err, io.EOF) {
 			t.Errorf("%s: got %v, want the end", name, err)
 		}
 	}

@@ -1,3 +1,8 @@
+// Package bench measures what a limiter costs: it runs Caddys with and without one as users run them, loads them in turns, and reports
+// medians of ratios. `make bench` runs it, in a test with the build tag bench, so that servers end as they do in other tests.
+//
+// The servers are in rig.go and rival.go, what is sent to them in load.go, what the kernel and Redis have counted in meter.go; rounds.go
+// measures, ratios.go compares, and table.go, plot.go and document.go report.
 package bench
 
 import "time"
@@ -21,7 +26,6 @@ type subject struct {
 	name string
 	// site is what stands in the Caddyfile.
 	site string
-	path string
 	// status is what the answers have, 200 if it is 0.
 	status int
 	// program is another Caddy than ours, as a package of this module.
