@@ -11,7 +11,7 @@ DURATION ?= 2s
 SCENARIO ?=
 BENCH_RIVAL ?=
 BENCH_DOCS ?= $(if $(SCENARIO),,$(CURDIR)/docs)
-export ROUNDS DURATION SCENARIO BENCH_RIVAL BENCH_DOCS
+export ROUNDS DURATION SCENARIO BENCH_RIVAL
 
 .PHONY: help tools test lint xcaddy run soak fuzz bench microbench clean
 
@@ -55,7 +55,7 @@ fuzz: ## Run every fuzz test for FUZZTIME
 	done
 
 bench: tools ## Measure what it costs against the same Caddy without it: ROUNDS, DURATION, SCENARIO, BENCH_RIVAL
-	go test -tags bench -count=1 -run '^TestBench$$' -v -timeout 4h ./internal/bench
+	BENCH_DOCS=$(abspath $(BENCH_DOCS)) go test -tags bench -count=1 -run '^TestBench$$' -v -timeout 4h ./internal/bench
 
 microbench: ## Run the benchmarks of single functions
 	go test -run '^$$' -bench . -benchmem .

@@ -47,7 +47,7 @@ func plot(results []result) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img">`+"\n", plotWidth, y, plotWidth, y)
 	b.WriteString("<title>Throughput as a part of the same Caddy without a limiter</title>\n" + style)
-	fmt.Fprintf(&b, `<text x="%d" y="14">throughput ÷ that of the same Caddy without a limiter; median and extremes of all rounds</text>`+"\n", plotLeft)
+	b.WriteString(`<text x="8" y="14">throughput ÷ that of the same Caddy without a limiter; median and extremes of all rounds</text>` + "\n")
 	for _, at := range []float64{0.5, 1} {
 		fmt.Fprintf(&b, `<line class="rule" x1="%[1]d" x2="%[1]d" y1="34" y2="%[2]d"/><text x="%[1]d" y="30" text-anchor="middle">%.1[3]f</text>`+"\n", across(at), y, at)
 	}

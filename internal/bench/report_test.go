@@ -65,7 +65,7 @@ func TestTables(t *testing.T) {
 	for want, got := range map[string]string{
 		"| sample & one | bare | 2500 |  | 2.50 | 0.00 |  |  |\n|  | Tollgate | 2000 | 0.80 | 4.50 | 0.00 | +2.00 | +0.00 |\n": speedTable([]result{r}),
 		"| sample & one | Tollgate | +5.0 | +3.0 | +8.0 | 1.000 | 0.00 | 0.0 |\n":                                              costTable([]result{r}),
-		"- **sample & one**: made up. 64 connections.\n":                                                                       scenarioList([]result{r}),
+		"- **sample & one**: made up. Connections: 64.\n":                                                                      scenarioList([]result{r}),
 	} {
 		if !strings.HasSuffix(got, want) {
 			t.Errorf("got\n%s\nwant the end\n%s", got, want)

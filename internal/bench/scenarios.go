@@ -129,7 +129,7 @@ func distances() []scenario {
 		name  string
 		conns int
 	}{{"1 connection", 1}, {"8 connections", 8}, {"512 connections", 512}} {
-		all = append(all, scenario{name: c.name, about: "buckets in Redis, 100 000 keys, " + c.name,
+		all = append(all, scenario{name: c.name, about: "buckets in Redis, 100 000 keys",
 			load: load{conns: c.conns, keys: manyKeys}, subjects: withRedis(exact, roomyReference)})
 	}
 	return all

@@ -77,7 +77,7 @@ func costTable(results []result) string {
 func scenarioList(results []result) string {
 	var b strings.Builder
 	for _, r := range results {
-		fmt.Fprintf(&b, "- **%s**: %s. %d connections", r.name, r.about, r.load.conns)
+		fmt.Fprintf(&b, "- **%s**: %s. Connections: %d", r.name, r.about, r.load.conns)
 		if r.roundTrip > 0 && r.distance > 0 {
 			fmt.Fprintf(&b, "; a PING took %.2f ms", milliseconds(r.roundTrip))
 		}
