@@ -26,10 +26,11 @@ type remoteStore interface {
 // Limiter decides about requests of one handler. Buckets of zones without a remote store, and those that stand in for it,
 // live in this process, one set for all handlers and configurations.
 type Limiter struct {
-	remote  remoteStore // nil: everything is local
-	local   *memoryStore
-	shares  *memoryStore
-	nodes   int64
+	remote remoteStore // nil: everything is local
+	local  *memoryStore
+	shares *memoryStore
+	// nodes returns by how many the limits are shared. It is asked while the remote store does not answer.
+	nodes   func() int64
 	maxKeys int
 	now     func() int64 // microseconds, monotonic
 }
@@ -199,12 +200,12 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 
 // counted returns those charges that are counted here while the store does not answer, as they are counted then.
 func (l *Limiter) counted(charges []Charge) []Charge {
-	counted := make([]Charge, 0, len(charges))
+	counted, nodes := make([]Charge, 0, len(charges)), l.nodes()
 	for _, c := range charges {
 		c.NoStrike, c.BlockedFor = true, 0
 		switch c.OnStoreError {
 		case PolicyShare:
-			c.Limit = c.Limit.share(l.nodes, c.Floor)
+			c.Limit = c.Limit.share(nodes, c.Floor)
 			counted = append(counted, c)
 		case PolicyFull:
 			counted = append(counted, c)

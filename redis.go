@@ -160,6 +160,8 @@ var bucketSHA = redis.NewScript(bucketScript).Hash()
 type redisStore struct {
 	client *redisClient
 	prefix string
+	// counted says whether a handler of the configuration wants to know how many nodes there are.
+	counted bool
 	// clock is a test clock in microseconds; empty in production, where Redis TIME is the only clock.
 	clock string
 }
