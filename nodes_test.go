@@ -94,7 +94,7 @@ func TestNodesComeAndGo(t *testing.T) {
 			t.Errorf("while Redis is down: %d nodes, want the last known 2", n)
 		}
 	})
-	goleak.VerifyNone(t, ignore)
+	proc.Eventually(t, "nothing is left of the nodes", func() bool { return goleak.Find(ignore) == nil })
 }
 
 // wireIsDown says whether an announcement fails now.
@@ -327,7 +327,10 @@ func TestNodesAreCounted(t *testing.T) {
 		}
 	}
 
-	validate(t, strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(start, "{$REDIS}", redis.Addr()), "{$ADMIN}", "off"), "{$PORT}", "80"))
+	merely := strings.NewReplacer("{$REDIS}", redis.Addr(), "{$ADMIN}", "off", "{$PORT}", "80").Replace(start)
+	if message := validate(t, merely); message != "" {
+		t.Error(message)
+	}
 	lists("after caddy validate", 3, 1)
 	load := func(config string) {
 		t.Helper()
@@ -372,6 +375,12 @@ func TestNodesAreCounted(t *testing.T) {
 	proc.Eventually(t, "one that was killed is gone", func() bool { return len(nodesOf(t, nodes[0]).Nodes) == 1 })
 	if got := nodesOf(t, nodes[0]).Count; got < 2 {
 		t.Errorf("a lower number counted at once: %d", got)
+	}
+	redis.Stop()
+	begun := time.Now()
+	nodes[0].Stop()
+	if took := time.Since(begun); took > 2*time.Second { // the timeout is 3 s, but nobody waits for that
+		t.Errorf("with a Redis that hangs, the exit took %s", took)
 	}
 }
 
