@@ -72,7 +72,7 @@ func (t *testRefuser) ServeHTTP(w http.ResponseWriter, r *http.Request, next cad
 		return t.answers.missingIdentity(w, r)
 	}
 	d := testDecision(Reason(why))
-	t.answers.show(w.Header(), &d)
+	t.answers.show(w.Header(), &d, new(headerNumbers))
 	if d.Allowed {
 		return next.ServeHTTP(w, r)
 	}

@@ -103,7 +103,8 @@ func tighter(a, b Decision) Decision {
 }
 
 func (l *Limiter) takeLocal(charges []Charge) Decision {
-	out := l.local.take(l.now(), charges, l.maxKeys)
+	var room [usualCharges]int64
+	out := l.local.take(l.now(), charges, sized(room[:], len(charges)), l.maxKeys)
 	return out.decision(charges, SourceMemory)
 }
 
@@ -196,7 +197,8 @@ func (l *Limiter) takePart(ctx context.Context, charges []Charge) Decision {
 
 // refuseCached refuses charges which the store would refuse, by what it said a moment ago.
 func (l *Limiter) refuseCached(charges []Charge) (Decision, bool) {
-	out, refused := l.refusals.refuse(l.now(), charges)
+	var room [usualCharges]int64
+	out, refused := l.refusals.refuse(l.now(), charges, sized(room[:], len(charges)))
 	if !refused {
 		return Decision{}, false
 	}
@@ -219,7 +221,8 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 	if len(counted) == 0 {
 		return Decision{Allowed: true, Now: l.now()}
 	}
-	out := l.shares.take(l.now(), counted, l.maxKeys)
+	var room [usualCharges]int64
+	out := l.shares.take(l.now(), counted, sized(room[:], len(counted)), l.maxKeys)
 	return out.decision(counted, SourceShare)
 }
 

@@ -21,8 +21,10 @@ func (s *partedStore) Take(_ context.Context, charges []Charge) (Decision, error
 	if s.down[charges[0].ID] {
 		return Decision{}, errDown
 	}
-	out := s.take(*s.now, charges, 1000)
-	return out.decision(charges, SourceRedis), nil
+	out := takeNow(s.memoryStore, *s.now, charges, 1000)
+	d := out.decision(charges, SourceRedis)
+	d.tokens = out.tokens
+	return d, nil
 }
 
 func (s *partedStore) note(what string, charges []Charge) {

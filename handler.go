@@ -39,7 +39,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	d := h.limiter.Decide(r.Context(), charges)
 	if p.binds(&d) {
-		h.answers.show(w.Header(), &d)
+		h.answers.show(w.Header(), &d, &p.numbers)
 	}
 	if d.BlockStarted {
 		h.report(r, charges, &d)
@@ -57,6 +57,13 @@ type progress struct {
 	pools    []*slotPool
 	shown    bool
 	fraction float64
+
+	// What one handler needs for an ordinary request, so that it is one piece of memory: places for zones and charges, and the
+	// values of the headers.
+	zoneRoom   [usualCharges]string
+	chargeRoom [usualCharges]Charge
+	roomTaken  bool
+	numbers    headerNumbers
 }
 
 const progressVar = "rate_limit.progress"
@@ -66,8 +73,19 @@ func progressOf(r *http.Request) *progress {
 		return p
 	}
 	p := new(progress)
+	p.zones = p.zoneRoom[:0]
 	caddyhttp.SetVar(r.Context(), progressVar, p)
 	return p
+}
+
+// room returns an empty list of charges. Its room is for the first handler; what another one charges must not write over what is
+// still being reported.
+func (p *progress) room() []Charge {
+	if p.roomTaken {
+		return nil
+	}
+	p.roomTaken = true
+	return p.chargeRoom[:0]
 }
 
 // binds says whether the headers should show a decision: the tighter one of several handlers stays, and a refusal always
@@ -108,7 +126,7 @@ func (h *Handler) charges(p *progress, r *http.Request) ([]Charge, error) {
 	if err != nil {
 		return nil, err
 	}
-	var charges []Charge
+	charges := p.room()
 	for _, z := range h.zones {
 		if slices.Contains(p.zones, z.charge.Zone) {
 			continue

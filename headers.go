@@ -116,12 +116,15 @@ func newAnswerer(answer, headers, reset string, jitter float64) (answerer, error
 	return a, nil
 }
 
+// headerNumbers are the values of the three headers of a request. Each answer has its own.
+type headerNumbers [3]string
+
 // show sets the numbers of a decision, if it has some that may be seen.
-func (a *answerer) show(h http.Header, d *Decision) {
+func (a *answerer) show(h http.Header, d *Decision, values *headerNumbers) {
 	if !a.numbers || d.Quiet || !hasNumbers(d) {
 		return
 	}
-	// This is on every answer: one string and one array hold all three.
+	// This is on every answer: one string holds all three.
 	var room [3 * 20]byte
 	text := strconv.AppendInt(room[:0], d.Limit, 10)
 	limit := len(text)
@@ -129,7 +132,7 @@ func (a *answerer) show(h http.Header, d *Decision) {
 	remaining := len(text)
 	text = strconv.AppendInt(text, a.resetOf(d), 10)
 	all := string(text)
-	values := []string{all[:limit], all[limit:remaining], all[remaining:]}
+	*values = headerNumbers{all[:limit], all[limit:remaining], all[remaining:]}
 	h[headerLimit], h[headerRemaining], h[headerReset] = values[0:1:1], values[1:2:2], values[2:3:3]
 }
 

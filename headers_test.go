@@ -84,7 +84,7 @@ func TestNumbers(t *testing.T) {
 		{"overloaded", answering(), Decision{Reason: ReasonOverloaded, Zone: "login", Limit: 5}, nil},
 	} {
 		h := http.Header{}
-		row.a.show(h, &row.d)
+		row.a.show(h, &row.d, new(headerNumbers))
 		if got := numbers(t, h); !slices.Equal(got, row.want) {
 			t.Errorf("%s: got %q, want %q", row.why, got, row.want)
 		}
@@ -96,7 +96,7 @@ func TestResetIsTheSameOnAllNodes(t *testing.T) {
 	for ms := range 1000 {
 		since := time.Duration(ms) * time.Millisecond
 		h := http.Header{}
-		a.show(h, &Decision{Zone: "api", Now: answerNow + since.Microseconds(), ResetAfter: 2500*time.Millisecond - since})
+		a.show(h, &Decision{Zone: "api", Now: answerNow + since.Microseconds(), ResetAfter: 2500*time.Millisecond - since}, new(headerNumbers))
 		if got := h.Get("X-RateLimit-Reset"); got != "1800000003" {
 			t.Fatalf("asked %v later the bucket is full at %s, want 1800000003", since, got)
 		}
@@ -107,7 +107,7 @@ func TestNumbersAreSetAndTheRestStays(t *testing.T) {
 	h := http.Header{"Vary": {"Origin"}}
 	h.Add("X-RateLimit-Limit", "1")
 	h.Add("X-RateLimit-Limit", "2")
-	answering().show(h, &Decision{Zone: "api", Limit: 7, Now: answerNow})
+	answering().show(h, &Decision{Zone: "api", Limit: 7, Now: answerNow}, new(headerNumbers))
 	if got, want := numbers(t, h), []string{"7", "0", "1800000000"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -207,7 +207,7 @@ func TestHeadersOfOuterHandlers(t *testing.T) {
 func TestNumbersOfAnEarlierHandler(t *testing.T) {
 	earlier := func() http.Header {
 		h := http.Header{}
-		answering().show(h, &Decision{Allowed: true, Zone: "coarse", Limit: 100, Remaining: 40, Now: answerNow})
+		answering().show(h, &Decision{Allowed: true, Zone: "coarse", Limit: 100, Remaining: 40, Now: answerNow}, new(headerNumbers))
 		return h
 	}
 	shown := []string{"100", "40", "1800000000"}
@@ -279,7 +279,7 @@ func TestAnswersShareNoValues(t *testing.T) {
 	shown := func() http.Header {
 		w := httptest.NewRecorder()
 		a := answering()
-		a.show(w.Header(), &d)
+		a.show(w.Header(), &d, new(headerNumbers))
 		if err := a.refuse(w, httptest.NewRequest("GET", "/", nil), &d); err != nil {
 			t.Fatal(err)
 		}
@@ -350,7 +350,7 @@ func TestAnswersAllocateLittle(t *testing.T) {
 	r := httptest.NewRequest("GET", "/", nil)
 	w := sink{}
 	d := Decision{Reason: ReasonLimited, Zone: "api", Limit: 1000, Remaining: 500, RetryAfter: 40 * time.Second, Now: answerNow}
-	if n := testing.AllocsPerRun(100, func() { a.show(w.Header(), &d) }); n > 2 {
+	if n := testing.AllocsPerRun(100, func() { a.show(w.Header(), &d, new(headerNumbers)) }); n > 2 {
 		t.Errorf("show allocates %v times, want at most 2", n)
 	}
 	if n := testing.AllocsPerRun(100, func() { _ = a.refuse(w, r, &d) }); n > 2 {
@@ -367,7 +367,7 @@ func BenchmarkShow(b *testing.B) {
 	d := Decision{Allowed: true, Zone: "api", Limit: 1000, Remaining: 500, ResetAfter: time.Second, Now: answerNow}
 	b.ReportAllocs()
 	for b.Loop() {
-		a.show(w.Header(), &d)
+		a.show(w.Header(), &d, new(headerNumbers))
 	}
 }
 

@@ -82,24 +82,24 @@ func newMemoryStore() *memoryStore {
 
 // take decides at time now, in microseconds of a monotonic clock, about all charges of one request. It keeps
 // at most maxKeys buckets and strike records; a number that was lowered is reached gradually, each new entry
-// then displaces two.
-func (m *memoryStore) take(now int64, charges []Charge, maxKeys int) outcome {
+// then displaces two. The outcome keeps tokens, which has room for each charge.
+func (m *memoryStore) take(now int64, charges []Charge, tokens []int64, maxKeys int) outcome {
 	var visits [usualCharges]visit
 	var states [usualCharges]state
 	r := request{charges: charges, visits: sized(visits[:], len(charges)), states: sized(states[:], len(charges))}
 	set := m.locate(&r)
-	out, done := m.decide(&r, now, set, maxKeys)
+	out, done := m.decide(&r, now, tokens, set, maxKeys)
 	if !done {
-		out, _ = m.decide(&r, now, everyShard, maxKeys) // from the start: others may come before it has all locks
+		out, _ = m.decide(&r, now, tokens, everyShard, maxKeys) // from the start: others may come before it has all locks
 	}
 	return out
 }
 
 // decide takes under the locks of a set of shards. It does nothing if that needs room and other shards too.
-func (m *memoryStore) decide(r *request, now int64, set uint32, maxKeys int) (out outcome, done bool) {
+func (m *memoryStore) decide(r *request, now int64, tokens []int64, set uint32, maxKeys int) (out outcome, done bool) {
 	r.now = m.lock(set, now)
 	defer m.unlock(set)
-	out = r.decide()
+	out = r.decide(tokens)
 	counted := m.count(r.buckets, r.records, maxKeys)
 	if !counted && set != everyShard {
 		return out, false

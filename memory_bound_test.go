@@ -33,8 +33,8 @@ func TestMemoryBoundOfManyCharges(t *testing.T) {
 		m := newMemoryStore()
 		for client := range uint64(100) {
 			charges := zone("a", rare(t)).by(client).striking("p").together(zone("b", rare(t)).by(client+1000).striking("q"), zone("c", rare(t)).by(client))
-			m.take(1, charges, maxKeys)
-			m.take(1, charges, maxKeys)
+			takeNow(m, 1, charges, maxKeys)
+			takeNow(m, 1, charges, maxKeys)
 			stored(t, m, maxKeys)
 		}
 	}
@@ -268,7 +268,7 @@ func TestMemoryFlood(t *testing.T) {
 	charges := zone("api", minute).together()
 	for i := range int64(flood) {
 		charges[0].ID = testID(rand.Uint64())
-		m.take(i/10, charges, maxKeys) // ten a microsecond: none is full before the flood is over
+		takeNow(m, i/10, charges, maxKeys) // ten a microsecond: none is full before the flood is over
 	}
 	grown := heap() - before
 	stored(t, m, maxKeys)
@@ -299,7 +299,7 @@ func filled(t testing.TB, buckets int) (m *memoryStore, bytesEach int64) {
 	charges := zone("api", rare(t)).together()
 	for i := range uint64(buckets) {
 		charges[0].ID = testID(i)
-		m.take(1, charges, million)
+		takeNow(m, 1, charges, million)
 	}
 	return m, (heap() - before) / int64(buckets)
 }

@@ -65,7 +65,7 @@ func (m *model) take(now int64, charges []Charge) outcome {
 			states[i].record = m.records[modelKey{c.ID, c.Penalty.group}].strikeRecord
 		}
 	}
-	out := take(now, charges, states)
+	out := take(now, charges, states, make([]int64, len(charges)))
 	for i, c := range charges {
 		k := modelKey{c.ID, c.Zone}
 		if b, ok := m.buckets[k]; ok || states[i].wroteBucket {
@@ -140,7 +140,7 @@ func TestMemoryIsTheModel(t *testing.T) {
 				want.giveBack(now, charges)
 				continue
 			}
-			got, want := m.take(now, charges, million), want.take(now, charges)
+			got, want := takeNow(m, now, charges, million), want.take(now, charges)
 			if !reflect.DeepEqual(got, want) {
 				t.Fatalf("at %d: %+v, want %+v", now, got, want)
 			}
@@ -172,7 +172,7 @@ func TestMemoryCreatesNoTokens(t *testing.T) {
 			l := rapid.SampledFrom(limits).Draw(t, "limit")
 			cost := rapid.Int64Range(1, l.Burst/Token).Draw(t, "cost")
 			latest = max(latest, now-late)
-			if m.take(now-late, zone("api", l).costing(cost).together(), million).verdict != verdictAllowed {
+			if takeNow(m, now-late, zone("api", l).costing(cost).together(), million).verdict != verdictAllowed {
 				continue
 			}
 			owed = max(0, owed-float64(latest-at)*float64(largest.Num)/float64(largest.Den)) + float64(cost*Token)
@@ -199,7 +199,7 @@ func TestMemoryBoundModel(t *testing.T) {
 			if rapid.Bool().Draw(t, "penalty") {
 				c.Penalty = &penaltyRules{group: "p", after: 1, base: us(time.Minute), max: us(time.Hour), window: us(time.Hour)}
 			}
-			got, want := m.take(now, c.together(), maxKeys), unbounded.take(now, c.together())
+			got, want := takeNow(m, now, c.together(), maxKeys), unbounded.take(now, c.together())
 			stored(t, m, maxKeys)
 
 			for id, until := range blocks {

@@ -30,12 +30,12 @@ type visit struct {
 }
 
 // decide reads what is stored and takes, in the states of the request only.
-func (r *request) decide() outcome {
+func (r *request) decide(tokens []int64) outcome {
 	for i := range r.charges {
 		r.readBucket(i)
 		r.readRecord(i)
 	}
-	out := take(r.now, r.charges, r.states)
+	out := take(r.now, r.charges, r.states, tokens)
 	r.buckets, r.records = 0, 0
 	for i := range r.charges {
 		v, s := &r.visits[i], &r.states[i]

@@ -44,7 +44,7 @@ func (c Charge) together(more ...Charge) []Charge { return append([]Charge{c}, m
 
 // answer asks a store and puts what it says into few words.
 func answer(m *memoryStore, at time.Duration, maxKeys int, charges ...Charge) string {
-	out := m.take(us(at), charges, maxKeys)
+	out := takeNow(m, us(at), charges, maxKeys)
 	d := out.decision(charges, SourceMemory)
 	text := fmt.Sprintf("%s, wait %v", d.Reason, d.RetryAfter)
 	if d.Allowed {
@@ -342,7 +342,7 @@ func TestMemoryIsExactUnderConcurrency(t *testing.T) {
 	for g := range 64 {
 		all.Go(func() {
 			for range 50 {
-				if m.take(int64(g), orders[g%2], million).verdict == verdictAllowed {
+				if takeNow(m, int64(g), orders[g%2], million).verdict == verdictAllowed {
 					admitted.Add(1)
 				}
 			}
@@ -352,7 +352,7 @@ func TestMemoryIsExactUnderConcurrency(t *testing.T) {
 	if admitted.Load() != 100 {
 		t.Errorf("admitted %d, want 100", admitted.Load())
 	}
-	if left := m.take(64, plenty.costing(1000).together(), million).tokens[0]; left != 900*Token {
+	if left := takeNow(m, 64, plenty.costing(1000).together(), million).tokens[0]; left != 900*Token {
 		t.Errorf("%d millionths left in the other zone, want 900 tokens: a refusal debited", left)
 	}
 }
@@ -368,8 +368,8 @@ func TestMemoryBoundUnderConcurrency(t *testing.T) {
 				for i := range uint64(50) {
 					client := g*1000 + i
 					charges := zone("a", l).by(client).striking("p").together(zone("b", l).by(client + 500))
-					m.take(1, charges, maxKeys)
-					m.take(1, charges, maxKeys)
+					takeNow(m, 1, charges, maxKeys)
+					takeNow(m, 1, charges, maxKeys)
 					if buckets, records := m.len(); buckets+records > maxKeys || records > maxKeys/2 {
 						t.Errorf("%d buckets and %d records of %d", buckets, records, maxKeys)
 					}
@@ -439,4 +439,9 @@ func TestMemoryNames(t *testing.T) {
 	if len(numbers) != 200 {
 		t.Errorf("%d numbers for 200 names", len(numbers))
 	}
+}
+
+// takeNow takes with room of its own.
+func takeNow(m *memoryStore, now int64, charges []Charge, maxKeys int) outcome {
+	return m.take(now, charges, make([]int64, len(charges)), maxKeys)
 }

@@ -50,7 +50,7 @@ func onEveryStore(t *testing.T, test func(s *clocked)) {
 	const epoch = 1_764_550_000_000_000
 	t.Run("memory", func(t *testing.T) {
 		m := newMemoryStore()
-		test(&clocked{t: t, now: epoch, take: func(now int64, charges []Charge) outcome { return m.take(now, charges, 1000) }})
+		test(&clocked{t: t, now: epoch, take: func(now int64, charges []Charge) outcome { return takeNow(m, now, charges, 1000) }})
 	})
 	t.Run("redis", func(t *testing.T) {
 		server := redistest.Start(t)

@@ -21,7 +21,9 @@ func (s *redisStore) Take(ctx context.Context, charges []Charge) (Decision, erro
 	if err != nil {
 		return Decision{}, err
 	}
-	return out.decision(charges, SourceRedis), nil
+	d := out.decision(charges, SourceRedis)
+	d.tokens = out.tokens
+	return d, nil
 }
 
 // split implements remoteStore. On a Cluster, what is kept under several keys can be on several servers.

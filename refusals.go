@@ -100,13 +100,14 @@ func cacheable(charges []Charge, tokens []int64) bool {
 	return true
 }
 
-// refuse says whether charges are refused without asking the store, and what their buckets hold.
-func (c *refusalCache) refuse(now int64, charges []Charge) (outcome, bool) {
+// refuse says whether charges are refused without asking the store, and what their buckets hold. The outcome keeps tokens, which
+// has room for each charge.
+func (c *refusalCache) refuse(now int64, charges []Charge, tokens []int64) (outcome, bool) {
 	r := c.slot(charges).Load()
 	if r == nil || now-r.at >= refusalLife || !r.isOf(charges) || r.turn != c.turn(charges) {
 		return outcome{}, false
 	}
-	out := outcome{now: now, tokens: make([]int64, len(charges))}
+	out := outcome{now: now, tokens: tokens}
 	for i := range charges {
 		l := charges[i].Limit
 		out.tokens[i] = r.tokens[i] + refilled(max(now-r.at, 0), l.Num, l.Den, l.Burst-r.tokens[i])

@@ -17,8 +17,10 @@ type remoteMemory struct {
 
 func (s *remoteMemory) Take(_ context.Context, charges []Charge) (Decision, error) {
 	s.calls++
-	out := s.memory.take(*s.now, charges, 1000)
-	return out.decision(charges, SourceRedis), nil
+	out := takeNow(s.memory, *s.now, charges, 1000)
+	d := out.decision(charges, SourceRedis)
+	d.tokens = out.tokens
+	return d, nil
 }
 
 func newRemoteMemory() (*remoteMemory, *Limiter) {
@@ -152,7 +154,7 @@ func TestRefusalsAreTrue(t *testing.T) {
 			if d.Source != SourceCache {
 				continue
 			}
-			fresh := s.memory.take(*s.now, charges, 1000)
+			fresh := takeNow(s.memory, *s.now, charges, 1000)
 			want := fresh.decision(charges, SourceCache)
 			if want.Allowed || want.Zone != d.Zone || want.RetryAfter > d.RetryAfter || want.RetryAfter < d.RetryAfter-100*time.Microsecond {
 				t.Fatalf("refused with %+v, the store says %+v", d, want)

@@ -33,7 +33,7 @@ func (m *plain) take(now int64, charges []Charge) outcome {
 			states[i].record = m.records[recordName(&charges[i])]
 		}
 	}
-	out := take(now, charges, states)
+	out := take(now, charges, states, make([]int64, len(charges)))
 	for i := range charges {
 		if states[i].wroteBucket {
 			m.buckets[bucketName(&charges[i])] = states[i].bucket

@@ -18,14 +18,14 @@ func TestSoakFloodOfFreshIdentities(t *testing.T) {
 	known, blocked := limited("api", 1, "1/h", 1_000_000_000), limited("api", 2, "1/h", 1)
 	blocked.Penalty = defaultRules()
 	for range 5 {
-		m.take(now, []Charge{blocked}, maxKeys)
+		takeNow(m, now, []Charge{blocked}, maxKeys)
 	}
 	measure := func(n int, between func(i int)) (p50, p99 time.Duration) {
 		took := make([]time.Duration, n)
 		for i := range took {
 			between(i)
 			begun := time.Now()
-			m.take(now, []Charge{known}, maxKeys)
+			takeNow(m, now, []Charge{known}, maxKeys)
 			took[i] = time.Since(begun)
 		}
 		slices.Sort(took)
@@ -38,7 +38,7 @@ func TestSoakFloodOfFreshIdentities(t *testing.T) {
 	p50, p99 = measure(flood/10, func(i int) {
 		for j := range 10 {
 			binary.BigEndian.PutUint64(fresh.ID[4:], uint64(i*10+j)*0x9E3779B97F4A7C15)
-			m.take(now, []Charge{fresh}, maxKeys)
+			takeNow(m, now, []Charge{fresh}, maxKeys)
 		}
 		now++
 	})
@@ -49,7 +49,7 @@ func TestSoakFloodOfFreshIdentities(t *testing.T) {
 	if buckets+records > maxKeys || grown > maxKeys*400 {
 		t.Errorf("%d entries, %d bytes", buckets+records, grown)
 	}
-	out := m.take(now, []Charge{blocked}, maxKeys)
+	out := takeNow(m, now, []Charge{blocked}, maxKeys)
 	if out.verdict != verdictBlocked {
 		t.Error("the flood displaced a block")
 	}

@@ -117,7 +117,7 @@ type Decision struct {
 	ResetAfter time.Duration
 	// Now is the time of the decision in microseconds since 1970, by the clock that decided.
 	Now int64
-	// tokens is what is left in the bucket of each charge, in millionths; nil where a client is blocked.
+	// tokens is what is left in the bucket of each charge, in millionths, if a remote store decided and the client is not blocked.
 	tokens []int64
 	// fraction is the remaining part of the burst, by which the decisions of two stores are compared.
 	fraction float64

@@ -35,14 +35,14 @@ type outcome struct {
 	strikes int64
 	// blockStarted says that one of those strikes started a block.
 	blockStarted bool
-	// tokens is what is left in the bucket of each charge.
+	// tokens is what is left in the bucket of each charge; it says nothing where the client is blocked.
 	tokens []int64
 }
 
 // take decides at time now, in microseconds, and changes states where it has to. Charges of one identity in
-// one penalty group share the record of the first of them.
-func take(now int64, charges []Charge, states []state) outcome {
-	out := outcome{now: now, tokens: make([]int64, len(charges))}
+// one penalty group share the record of the first of them. The outcome keeps tokens, which has room for each charge.
+func take(now int64, charges []Charge, states []state, tokens []int64) outcome {
+	out := outcome{now: now, tokens: tokens}
 	settleRecords(now, charges, states)
 	if i, blocked := longestBlock(now, charges, states); blocked {
 		out.verdict, out.charge, out.until = verdictBlocked, i, states[recordOf(charges, i)].record.until
@@ -147,7 +147,7 @@ func strike(charges []Charge, states []state, out *outcome) {
 
 // decision puts an outcome into the words of the zone that binds.
 func (out *outcome) decision(charges []Charge, source Source) Decision {
-	d := Decision{Source: source, Now: out.now, Strikes: out.strikes, BlockStarted: out.blockStarted, tokens: out.tokens}
+	d := Decision{Source: source, Now: out.now, Strikes: out.strikes, BlockStarted: out.blockStarted}
 	switch out.verdict {
 	case verdictBlocked:
 		out.describeBlock(&d, &charges[out.charge])

@@ -116,7 +116,7 @@ func TestTake(t *testing.T) {
 		{"two identities are two records", []Charge{ap, bp}, []state{struckBefore(holding(a, 0), 2, 0), struckBefore(holding(b, 0), 3, 0)}, "blocked by 1 for 2m0s, strike 4 started; left 0r 0r"},
 	} {
 		states := append([]state(nil), c.states...)
-		if got := show(take(testNow, c.charges, states), states); got != c.want {
+		if got := show(take(testNow, c.charges, states, make([]int64, len(c.charges))), states); got != c.want {
 			t.Errorf("%s\n  got  %s\n  want %s", c.why, got, c.want)
 		}
 	}
@@ -129,7 +129,7 @@ func TestTakeManyCharges(t *testing.T) {
 		charges[i] = Charge{Zone: fmt.Sprint(i), ID: ID{byte(i / 2)}, Limit: limit(t, "1/s", 1), Cost: Token, Penalty: penalties("p")}
 		states[i] = holding(charges[i], 0)
 	}
-	out := take(testNow, charges, states)
+	out := take(testNow, charges, states, make([]int64, len(charges)))
 	if out.verdict != verdictLimited || out.strikes != 1 {
 		t.Fatalf("%d strikes, want 1 for each identity", out.strikes)
 	}
@@ -152,7 +152,7 @@ func TestTakeStrikesEvery(t *testing.T) {
 		{15 * time.Second, 0, "it counts from the last strike, not from the last refusal"},
 		{20 * time.Second, 3, ""},
 	} {
-		if out := take(testNow+us(step.at), []Charge{c}, states); out.strikes != step.strikes {
+		if out := take(testNow+us(step.at), []Charge{c}, states, make([]int64, len(states))); out.strikes != step.strikes {
 			t.Errorf("at %v: strike %d, want %d: %s", step.at, out.strikes, step.strikes, step.why)
 		}
 	}
@@ -188,7 +188,7 @@ func TestDecision(t *testing.T) {
 		{"a block has nothing left until it ends", []Charge{ap}, []state{struckBefore(holding(a, 9), 4, time.Minute)}, `falseblocked "a" quiet=false 0/10 retry 1m0s reset 1m0s`},
 		{"a block that starts answers as it", []Charge{ap}, []state{struckBefore(holding(a, 0), 3, 0)}, `falseblocked "a" quiet=false 0/10 retry 2m0s reset 2m0s`},
 	} {
-		out := take(testNow, c.charges, append([]state(nil), c.states...))
+		out := take(testNow, c.charges, append([]state(nil), c.states...), make([]int64, len(c.states)))
 		if got := describe(out.decision(c.charges, SourceMemory)); got != c.want {
 			t.Errorf("%s\n  got  %s\n  want %s", c.why, got, c.want)
 		}
@@ -206,16 +206,16 @@ func TestRetryAfterIsTrue(t *testing.T) {
 			charges[i] = Charge{Zone: fmt.Sprint(i), Limit: l, Cost: rapid.Int64Range(1, l.Burst).Draw(t, "cost")}
 			states[i].bucket = Bucket{Tokens: rapid.Int64Range(0, charges[i].Cost).Draw(t, "tokens"), At: testNow, Num: l.Num, Den: l.Den}
 		}
-		first := take(testNow, charges, states)
+		first := take(testNow, charges, states, make([]int64, len(charges)))
 		if first.verdict == verdictAllowed {
 			t.Skip()
 		}
 		wait := first.decision(charges, SourceMemory).RetryAfter.Microseconds()
 		copy(early, states)
-		if take(testNow+wait-1, charges, early).verdict == verdictAllowed {
+		if take(testNow+wait-1, charges, early, make([]int64, len(charges))).verdict == verdictAllowed {
 			t.Fatalf("waiting %d µs is more than it takes", wait)
 		}
-		if take(testNow+wait, charges, states).verdict != verdictAllowed {
+		if take(testNow+wait, charges, states, make([]int64, len(charges))).verdict != verdictAllowed {
 			t.Fatalf("refused after waiting %d µs", wait)
 		}
 	})
