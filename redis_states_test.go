@@ -435,11 +435,11 @@ func askAndCut(s *stand) {
 	s.t.Helper()
 	for _, zone := range []string{normalZone, sensitiveZone} {
 		executed := s.server.Calls("evalsha")
-		s.proxy.DropReplies(true)
+		s.proxy.DropRepliesTo("evalsha") // what opens a connection is answered
 		var decided sync.WaitGroup
 		decided.Go(func() { s.decide(context.Background(), zone) })
 		proc.Eventually(s.t, "the server has executed it", func() bool { return s.server.Calls("evalsha") > executed })
-		s.proxy.DropReplies(false)
+		s.proxy.DropRepliesTo("")
 		s.proxy.Cut()
 		decided.Wait()
 	}
