@@ -21,16 +21,22 @@ type redisGroups struct {
 // sentinel returns a stand behind Sentinels. Whoever of the two servers is the master keeps the bucket.
 func (g *redisGroups) sentinel(t *testing.T, settings redisSettings) *stand {
 	t.Helper()
-	if g.sentinels == nil {
-		g.sentinels = redistest.StartSentinels(g.t, redistest.SentinelOptions{Proxies: true})
-	}
-	settings.kind, settings.master = redisSentinel, redistest.MasterName
-	settings.addresses = strings.Join(g.sentinels.Addrs(), ",")
-	s := newStand(t, settings)
-	s.server, s.proxy = g.sentinels.Master, g.sentinels.Master.Proxy()
+	s := newStand(t, g.watched(settings, redistest.MasterName))
+	s.server, s.proxy, s.group = g.sentinels.Master, g.sentinels.Master.Proxy(), g.sentinels
 	s.keeper = func() *redistest.Server { return s.server }
 	g.number(s)
 	return s
+}
+
+// watched returns settings for a master of the Sentinels.
+func (g *redisGroups) watched(settings redisSettings, master string) redisSettings {
+	g.t.Helper()
+	if g.sentinels == nil {
+		g.sentinels = redistest.StartSentinels(g.t, redistest.SentinelOptions{Proxies: true})
+	}
+	settings.kind, settings.master = redisSentinel, master
+	settings.addresses = strings.Join(g.sentinels.Addrs(), ",")
+	return settings
 }
 
 // clustered returns a stand in front of a Cluster, whose bucket is on the first of its masters.
@@ -76,11 +82,12 @@ var sentinelStates = []serverState{
 		name: "Sentinel: master unknown to them", cold: true, normal: shared, sensitive: closed, lines: unreachable,
 		start: func(t *testing.T, g *redisGroups) *stand {
 			t.Helper()
-			settings := shortBudgets
-			settings.kind, settings.master = redisSentinel, "another"
-			settings.addresses = strings.Join(g.sentinel(t, longBudgets).settings.addressList(), ",")
-			return newStand(t, settings)
+			return newStand(t, g.watched(shortBudgets, "another"))
 		},
+	},
+	{
+		name: "Sentinel: failover without a fault", start: onSentinels, normal: "200 or 200 share", sensitive: "200 or 503", late: -1,
+		enter: func(s *stand) { s.server = s.group.Failover() }, leave: func(*stand) {}, lines: " or " + downAndUp,
 	},
 }
 
@@ -106,6 +113,11 @@ var clusterStates = []serverState{
 	{
 		name: "Cluster: CLUSTERDOWN", start: onCluster, enter: (*stand).loseSlot, leave: (*stand).findSlot,
 		normal: shared, sensitive: closed, lines: downAndUp,
+	},
+	{
+		name: "Cluster: master killed, replaced by its replica", start: onCluster, normal: shared, sensitive: closed,
+		enter: func(s *stand) { s.server.Do("wait", 1, 0); s.server.Kill() }, leave: func(s *stand) { s.cluster.AwaitFailover(s.server) },
+		lines: "is down, is up",
 	},
 }
 

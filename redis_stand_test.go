@@ -36,6 +36,7 @@ type stand struct {
 	keeper   func() *redistest.Server
 	replica  *redistest.Server // of the server, where that is started by the stand
 	proxy    *redistest.Proxy  // on the way to the server, nil if there is none
+	group    *redistest.SentinelGroup
 	cluster  *redistest.Cluster
 	move     *redistest.SlotMove // of the bucket's slot
 	lost     int                 // a slot that nobody serves
@@ -44,7 +45,7 @@ type stand struct {
 	limiter  *Limiter
 	id       ID
 	settings redisSettings
-	// log returns what was said about Redis since it was asked last.
+	// log returns what was logged since it was asked last.
 	log func() []string
 
 	mu      sync.Mutex
@@ -103,8 +104,8 @@ func inFrontOf(t *testing.T, settings redisSettings, server *redistest.Server, a
 	return s
 }
 
-// watchLog takes over what is logged until the test ends, and returns a function that tells what was logged about Redis since it
-// was called last.
+// watchLog takes over what is logged until the test ends, and returns a function that tells what was logged since it was called
+// last.
 func watchLog(t *testing.T) func() []string {
 	_, original, buffer := caddy.BufferedLog()
 	t.Cleanup(func() { caddy.UnbufferDefaultLogger(original) })
@@ -113,10 +114,8 @@ func watchLog(t *testing.T) func() []string {
 		buffer.FlushTo(zap.New(core))
 		var said []string
 		for _, entry := range logs.TakeAll() {
-			if about, ok := strings.CutPrefix(entry.Message, "redis "); ok {
-				about, _, _ = strings.Cut(about, ",")
-				said = append(said, about)
-			}
+			line, _, _ := strings.Cut(strings.TrimPrefix(entry.Message, "redis "), ",")
+			said = append(said, line)
 		}
 		return said
 	}

@@ -41,6 +41,8 @@ type serverState struct {
 	late int
 	// lines is what the log says, "down, up again" for example; several possibilities are written with "or".
 	lines string
+	// within is how soon after the end of the state Redis decides again; 0: that is only shown.
+	within time.Duration
 }
 
 // Every state is a row of the table that this test prints in the end.
@@ -89,7 +91,10 @@ func (state *serverState) run(t *testing.T, groups *redisGroups) (row string) {
 		begun := time.Now()
 		state.leave(s)
 		s.awaitRedis()
-		back = time.Since(begun).Round(time.Millisecond).String()
+		took := time.Since(begun)
+		if back = took.Round(time.Millisecond).String(); state.within > 0 && took > state.within {
+			t.Errorf("back after %s, want at most %s", back, state.within)
+		}
 		s.ask(3)
 	}
 	lines = state.wantLines(t, s, lines)
@@ -238,7 +243,7 @@ var refusingStates = []serverState{
 	},
 	{
 		name: "READONLY, new master behind the address", start: withReplica,
-		enter: promoteReplica, leave: func(s *stand) { s.proxy.SetTarget(s.server.Addr()) },
+		enter: promoteReplica, leave: func(s *stand) { s.proxy.SetTarget(s.server.Addr()) }, within: 5 * time.Second,
 		normal: shared, sensitive: closed, lines: downAndUp,
 	},
 	{
@@ -470,6 +475,7 @@ func askInPause(s *stand) {
 var dataStates = []serverState{
 	{
 		name: "a key of the wrong type", start: aloneLong, forgets: true, normal: byRedis, sensitive: byRedis,
+		lines: "deleted a key that is not ours",
 		enter: func(s *stand) { s.server.Do("set", s.key(), "somebody else's") },
 	},
 	{
