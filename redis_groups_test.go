@@ -116,8 +116,11 @@ var clusterStates = []serverState{
 	},
 	{
 		name: "Cluster: master killed, replaced by its replica", start: onCluster, normal: shared, sensitive: closed,
-		enter: func(s *stand) { s.server.Do("wait", 1, 0); s.server.Kill() }, leave: func(s *stand) { s.cluster.AwaitFailover(s.server) },
-		lines: "is down, is up",
+		enter: func(s *stand) {
+			s.awaitReplica(s.cluster.Replicas[0])
+			s.server.Kill()
+		},
+		leave: func(s *stand) { s.cluster.AwaitFailover(s.server) }, lines: "is down, is up",
 	},
 }
 

@@ -348,10 +348,18 @@ func withReplica(t *testing.T, _ *redisGroups) *stand {
 	return s
 }
 
+// awaitReplica waits until a replica has all that the server has executed.
+func (s *stand) awaitReplica(replica *redistest.Server) {
+	s.t.Helper()
+	proc.Eventually(s.t, "the replica has everything", func() bool {
+		return s.server.Info("replication", "master_repl_offset") == replica.Info("replication", "master_repl_offset")
+	})
+}
+
 // promoteReplica exchanges the roles of the two servers. Connections to the old master stay.
 func promoteReplica(s *stand) {
 	s.t.Helper()
-	s.server.Do("wait", 1, 0)
+	s.awaitReplica(s.replica)
 	s.replica.Do("replicaof", "no", "one")
 	host, port, _ := strings.Cut(s.replica.Addr(), ":")
 	s.server.Do("replicaof", host, port)
