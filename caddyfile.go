@@ -1,7 +1,7 @@
 package ratelimit
 
 // This file reads the directive and the global option, and the blocks that they have in common, from a Caddyfile.
-// caddyfile_zone.go reads a zone, caddyfile_names.go compares what has one name in several places, and caddyfile_block.go,
+// caddyfile_zone.go reads a zone, caddyfile_redis.go how Redis is reached, caddyfile_names.go compares what has one name in several places, and caddyfile_block.go,
 // caddyfile_value.go and caddyfile_unknown.go are the tools of all.
 
 import (
@@ -24,8 +24,8 @@ func init() {
 // parseDirective reads the directive:
 //
 //	rate_limit [<matcher>] {
-//		redis   <address> { timeout <duration> sensitive_timeout <duration> } | off
-//		nodes   <n>
+//		redis   [<address> …] { … } | off
+//		nodes   [auto] <n>
 //		exempt  <matcher>
 //		zone    <name> [{ … }]
 //		penalty [<group>] { … }
@@ -60,7 +60,7 @@ func handlerOptions(b blockReader, h *Handler) optionTable {
 	h.Zones = map[string]*Zone{}
 	return optionTable{
 		"redis":   once(b.redis(&h.Redis)),
-		"nodes":   once(b.notYet(whole(b, &h.Nodes, 1, math.MaxInt32), "auto")),
+		"nodes":   once(b.nodes(&h.Nodes, &h.NodesAuto)),
 		"exempt":  repeatable(b.matcher("exempt", &h.ExemptRaw)),
 		"zone":    repeatable(b.zone(h.Zones)),
 		"penalty": once(b.penalty(&h.Penalty)),
@@ -77,8 +77,8 @@ func handlerOptions(b blockReader, h *Handler) optionTable {
 // parseGlobalOption reads the global option:
 //
 //	rate_limit {
-//		redis      <address> { … } | off
-//		nodes      <n>
+//		redis      [<address> …] { … } | off
+//		nodes      [auto] <n>
 //		key_secret <text>
 //		prefix     <word>
 //		max_keys   <n>
@@ -119,7 +119,7 @@ func appOptions(b blockReader, a *App) optionTable {
 	a.Zones = map[string]*Zone{}
 	return optionTable{
 		"redis":      once(b.redis(&a.Redis)),
-		"nodes":      once(b.notYet(whole(b, &a.Nodes, 1, math.MaxInt32), "auto")),
+		"nodes":      once(b.nodes(&a.Nodes, &a.NodesAuto)),
 		"key_secret": once(b.secret(&a.KeySecret)),
 		"prefix":     once(b.keyPrefix(&a.Prefix)),
 		"max_keys":   once(whole(b, &a.MaxKeys, 1, math.MaxInt32)),
@@ -128,55 +128,21 @@ func appOptions(b blockReader, a *App) optionTable {
 	}
 }
 
-// redis reads `redis <address> { … }` or `redis off`. No error repeats an argument: it can hold a password.
-func (b blockReader) redis(to **Redis) func() error {
-	const noAddress = "an address: perhaps an environment variable is empty; write redis off to do without Redis"
-	return b.value(noAddress, func(_, address string) error {
-		if strings.TrimSpace(address) == "" {
-			return b.errorf("redis needs " + noAddress)
+// nodes reads `nodes <n>` or `nodes auto <n>`.
+func (b blockReader) nodes(to *Count, auto *bool) func() error {
+	number := whole(b, to, 1, math.MaxInt32)
+	return b.value("a whole number", func(_, text string) error {
+		*auto = text == "auto"
+		switch {
+		case !*auto:
+			b.Prev()
+		case b.CountRemainingArgs() == 0:
+			return b.errorf("nodes auto needs a number too, which holds until Redis has told and is the least that is believed, like nodes auto 3")
+		default:
+			number = whole(b.in(b.subject+": nodes"), to, 1, math.MaxInt32)
 		}
-		b := b.in("redis")
-		server := new(Redis)
-		*to = server
-		switch more := b.CountRemainingArgs() > 0; {
-		case address == "off" && more:
-			return b.errorf("off takes no argument")
-		case address == "off":
-			server.Off = true
-			return b.end("off")
-		case more:
-			return b.errorf("more than one argument: several addresses are not supported yet, and spaces need quotes")
-		case strings.Contains(address, "{http."):
-			return b.errorf("the address cannot depend on a request: use {env.NAME}, or {file.…} with the absolute path of a file")
-		}
-		if !strings.Contains(address, "{") {
-			if err := new(redisSettings).dial(address); err != nil {
-				return b.errorf("%w", err)
-			}
-		}
-		server.Address = []string{address}
-		_, err := b.block(redisOptions(b, server))
-		return err
+		return number()
 	})
-}
-
-func redisOptions(b blockReader, r *Redis) optionTable {
-	const inAddress = "write it into the address, like redis://user:password@host:6379/0"
-	return optionTable{
-		"timeout":           once(b.duration(&r.Timeout, 1)),
-		"sensitive_timeout": once(b.duration(&r.SensitiveTimeout, 1)),
-		"username":          notYet(inAddress),
-		"password":          notYet(inAddress),
-		"db":                notYet(inAddress),
-		"address":           notYet("write it behind redis"),
-		"sentinel":          notYet(""),
-		"master_name":       notYet(""),
-		"cluster":           notYet(""),
-		"tls":               notYet(""),
-		"tls_enabled":       notYet(""),
-		"pool":              notYet(""),
-		"pool_size":         notYet(""),
-	}
 }
 
 // penalty reads `penalty [<group>] { … }`.
