@@ -52,7 +52,7 @@ func TestServerStates(t *testing.T) {
 		"| State | Normal route | Sensitive route | Debits | after the caller gave up | Log | Back after |",
 		"|---|---|---|---|---|---|---|",
 	}
-	for _, state := range slices.Concat(plainStates, refusingStates, absentStates, slowStates, dataStates, sentinelStates, clusterStates) {
+	for _, state := range slices.Concat(plainStates, refusingStates, absentStates, strangeStates, slowStates, dataStates, sentinelStates, clusterStates) {
 		t.Run(state.name, func(t *testing.T) {
 			table = append(table, state.run(t, groups))
 		})
@@ -210,6 +210,12 @@ var plainStates = []serverState{
 	{
 		name: "password changed, old connections", start: aloneWith("--requirepass", ""),
 		enter: set("requirepass", "new"), leave: set("requirepass", ""), normal: byRedis, sensitive: byRedis,
+	},
+	{
+		name: "TLS with a client certificate", normal: byRedis, sensitive: byRedis,
+		start: encryptedWith(func(s *tlsSettings, server *redistest.TLSServer) {
+			s.cert, s.key = server.ClientCert.Text, server.ClientKey.Text
+		}, "--tls-auth-clients", "yes"),
 	},
 }
 
@@ -382,6 +388,43 @@ var absentStates = []serverState{
 	},
 }
 
+// In strangeStates one side does not trust the other.
+var strangeStates = []serverState{
+	{
+		name: "TLS: certificate of a foreign CA", cold: true, normal: shared, sensitive: closed, lines: unreachable,
+		start: encryptedWith(func(s *tlsSettings, server *redistest.TLSServer) { s.ca = server.ForeignCA.Text }),
+	},
+	{
+		name: "TLS: certificate of another name", cold: true, normal: shared, sensitive: closed, lines: unreachable,
+		start: encryptedWith(func(s *tlsSettings, _ *redistest.TLSServer) { s.serverName = "redis.example.com" }),
+	},
+	{
+		name: "TLS: no client certificate", cold: true, normal: shared, sensitive: closed, lines: unreachable,
+		start: encryptedWith(trusted, "--tls-auth-clients", "yes"),
+	},
+}
+
+// encrypted starts a server that speaks TLS and a stand in front of it, whose settings trust it until change says otherwise.
+func encrypted(t *testing.T, settings redisSettings, change func(*tlsSettings, *redistest.TLSServer), args ...string) *stand {
+	t.Helper()
+	server := redistest.StartTLS(t, args...)
+	proxy := redistest.NewProxy(t, server.TLSAddr())
+	settings.tls = tlsSettings{enabled: true, ca: server.CA.Text}
+	change(&settings.tls, server)
+	s := inFrontOf(t, settings, server.Server, proxy.Addr())
+	s.proxy = proxy
+	return s
+}
+
+func encryptedWith(change func(*tlsSettings, *redistest.TLSServer), args ...string) func(*testing.T, *redisGroups) *stand {
+	return func(t *testing.T, _ *redisGroups) *stand {
+		t.Helper()
+		return encrypted(t, longBudgets, change, args...)
+	}
+}
+
+func trusted(*tlsSettings, *redistest.TLSServer) {}
+
 // nowhere is a stand in front of nothing.
 func nowhere(addr string) func(*testing.T, *redisGroups) *stand {
 	return func(t *testing.T, _ *redisGroups) *stand {
@@ -422,6 +465,15 @@ var slowStates = []serverState{
 		start: func(t *testing.T, _ *redisGroups) *stand {
 			t.Helper()
 			s := proxied(t, shortBudgets)
+			s.proxy.SetConnectDelay(300 * time.Millisecond)
+			return s
+		},
+	},
+	{
+		name: "TLS: connecting takes 300 ms, then it is fast", cold: true, normal: "200 or 200 share", sensitive: byRedis, late: -1, lines: "is up",
+		start: func(t *testing.T, _ *redisGroups) *stand {
+			t.Helper()
+			s := encrypted(t, shortBudgets, trusted)
 			s.proxy.SetConnectDelay(300 * time.Millisecond)
 			return s
 		},
