@@ -193,8 +193,20 @@ func (c *redisClient) dial() *redis.Client {
 func (c *redisClient) take(ctx context.Context, patient bool, charges []Charge) (outcome, error) {
 	w := c.enter()
 	defer c.leave(1)
-	e, ok := w.reach(ctx, patient, identityKey(c.settings.prefix, charges[0].ID))
+	key := identityKey(c.settings.prefix, charges[0].ID)
+	e, ok := w.reach(ctx, patient, key)
 	if !ok {
+		return outcome{}, errDown
+	}
+	begun := time.Now()
+	out, err := e.take(ctx, patient, charges)
+	if !patient || !errors.Is(err, errDown) {
+		return out, err
+	}
+	// While it waited for its turn, the server was found to be down. Nothing was sent: it can wait on like who comes only now.
+	ctx, cancel := context.WithTimeout(ctx, c.settings.patience-time.Since(begun))
+	defer cancel()
+	if e, ok = w.reach(ctx, patient, key); !ok {
 		return outcome{}, errDown
 	}
 	return e.take(ctx, patient, charges)

@@ -232,34 +232,35 @@ var probeCharge = Charge{Zone: "probe", Limit: Limit{Num: Token, Den: 1, Burst: 
 
 var errNoSlots = errors.New("redis keeps no slot of the cluster")
 
-// answers runs the script itself, so that a server that is too far away stays down: once for as long as opening a connection
-// may take, then within the budget.
+// answers runs the script itself, so that a server that is too far away stays down: once within the large budget, since a
+// connection may have to be opened and logged in first, then within the small one. Were the small one all it had, each probe would
+// use up a connection that is about to be ready.
 func (e *endpoint) answers() error {
 	key, ok := e.probeKey()
 	if !ok {
 		return errNoSlots
 	}
-	begun := time.Now()
-	if err := e.try(key); err != nil {
+	conn, begun := e.conn.Load(), time.Now()
+	if err := e.try(conn.patient, key); err != nil {
 		return err
 	}
 	if time.Since(begun) <= e.client.settings.timeout {
 		return nil
 	}
 	begun = time.Now()
-	err := e.try(key)
+	err := e.try(conn.quick, key)
 	if err == nil && time.Since(begun) > e.client.settings.timeout {
 		err = errTimeout
 	}
 	return err
 }
 
-func (e *endpoint) try(key string) error {
+func (e *endpoint) try(l *lane, key string) error {
 	c := new(call)
 	c.batch.add(e.client.settings.prefix, []Charge{probeCharge})
 	// A fresh key each time, in the slot of this one: all commands of the script are run, also that which sets a TTL.
 	c.batch.keys[0] = key + ":" + strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // no secret
-	e.conn.Load().quick.run([]*call{c})
+	l.run([]*call{c})
 	return c.err
 }
 

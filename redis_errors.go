@@ -68,6 +68,8 @@ func classify(err error) errorClass {
 		return classAnswer
 	case errors.Is(err, context.Canceled):
 		return classGone
+	case errors.Is(err, errReply):
+		return classMistake
 	case !errors.As(err, &reply): // no connection, no name, no certificate, closed, timed out
 		return classUnavailable
 	}

@@ -252,14 +252,14 @@ func (c *call) deliver(e *endpoint) {
 	if c.err == nil {
 		replies, c.err = newReplyReader(c.cmd.Val())
 	}
-	if classify(c.err) == classMistake {
-		e.client.complain("redis refused the script, deciding without it", c.err)
-	}
 	for _, r := range c.errands {
 		if c.err == nil {
 			r.out, c.err = replies.outcome(len(r.charges))
 		}
 		r.end(c.err)
+	}
+	if classify(c.err) == classMistake {
+		e.client.complain("redis refused the script, deciding without it", c.err)
 	}
 	if replies != nil && replies.healed > 0 {
 		e.client.complain("deleted a key that is not ours", errHealed)

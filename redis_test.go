@@ -2,7 +2,6 @@ package ratelimit
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,48 +33,6 @@ func (s *redisStore) down() bool {
 	defer s.client.leave(1)
 	down, _ := w.route(s.key(ID{1})).breaker.state()
 	return down
-}
-
-// A lost reply costs one debit: the command was executed, nobody knows, and nothing sends it again.
-func TestLostReplyDebitsOnce(t *testing.T) {
-	server := redistest.Start(t)
-	proxy := redistest.NewProxy(t, server.Addr())
-	store := dialRedis(t, proxy.Addr(), 200*time.Millisecond, time.Second)
-	c := testCharge("api", 10)
-	if d, err := store.Take(context.Background(), []Charge{c}); err != nil || d.Remaining != 9 {
-		t.Fatalf("got %+v, %v", d, err)
-	}
-	before := server.Calls("evalsha")
-	proxy.DropReplies(true)
-	if _, err := store.Take(context.Background(), []Charge{c}); err == nil {
-		t.Fatal("a reply that never came was no error")
-	}
-	proxy.DropReplies(false)
-	proc.Eventually(t, "the next one is answered", func() bool {
-		d, err := store.Take(context.Background(), []Charge{c})
-		if err == nil && d.Remaining != 7 {
-			t.Errorf("%d left after two answered calls and a lost one, want 7", d.Remaining)
-		}
-		return err == nil
-	})
-	if calls := server.Calls("evalsha") - before; calls > 2+20 { // the probes of an outage may be among them, retries may not
-		t.Errorf("%d calls for two decisions", calls)
-	}
-}
-
-// Redis forgets scripts, at a failover or by SCRIPT FLUSH: that costs one more call, not a decision.
-func TestForgottenScript(t *testing.T) {
-	server := redistest.Start(t)
-	store := dialRedis(t, server.Addr(), 5*time.Second, 5*time.Second)
-	for left := int64(9); left > 5; left-- {
-		server.Do("script", "flush")
-		if d, err := store.Take(context.Background(), []Charge{testCharge("api", 10)}); err != nil || d.Remaining != left {
-			t.Fatalf("got %+v, %v, want %d left", d, err, left)
-		}
-	}
-	if down := store.down(); down {
-		t.Error("a forgotten script counts as an outage")
-	}
 }
 
 // While Redis hangs, no decision waits for longer than its budget, and once that is known, none waits and none is sent.
@@ -181,34 +138,6 @@ func TestRefusalOfEverythingIsAnOutage(t *testing.T) {
 				t.Errorf("%d changes, want one, to down", changes)
 			}
 		})
-	}
-}
-
-// replyError is an error that Redis answers with.
-type replyError string
-
-func (e replyError) Error() string { return string(e) }
-func (replyError) RedisError()     {}
-
-func TestWhichErrorsAreFailuresOfRedis(t *testing.T) {
-	for text, want := range map[string]bool{
-		"ERR max number of clients reached":                                                 true,
-		"ERR DB index is out of range":                                                      true,
-		"ERR unknown command 'evalsha', with args beginning with: ":                         true,
-		"ERR This instance has cluster support disabled":                                    true,
-		"ERR The user executing the script can't run this command or subcommand script: 3":  true,
-		"LOADING Redis is loading the dataset in memory":                                    true,
-		"BUSY Redis is busy running a script.":                                              true,
-		"ERR user_script:12: attempt to index a nil value script: 3f, on @user_script:12.":  false,
-		"ERR Error compiling script (new function): user_script:1: '=' expected":            false,
-		"ERR Error running script (call to f_3f): @user_script:12: attempt to index":        false,
-		"ERR Error running script (call to f_3f): @user_script:9: -OOM command not allowed": true,
-		"WRONGTYPE Operation against a key holding the wrong kind of value":                 false,
-		"CROSSSLOT Keys in request don't hash to the same slot":                             false,
-	} {
-		if got := classify(fmt.Errorf("wrapped: %w", replyError(text))) == classUnavailable; got != want {
-			t.Errorf("%s: %v", text, got)
-		}
 	}
 }
 

@@ -18,13 +18,13 @@ import (
 //
 // It passes any bytes, also TLS; only Requests needs to understand them.
 type Proxy struct {
-	t      testing.TB
-	target string
-	addr   string
+	t    testing.TB
+	addr string
 
 	delay, connectDelay atomic.Int64
 	drop                atomic.Bool
 	dropTo              atomic.Pointer[string] // the command whose connections get no replies, in lower case
+	target              atomic.Pointer[string]
 
 	accepted, requests, toServer, toClient atomic.Int64
 
@@ -56,9 +56,10 @@ func (l *link) close() {
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	p := &Proxy{
-		t: t, target: target, links: make(map[*link]struct{}),
+		t: t, links: make(map[*link]struct{}),
 		addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(proc.Port(t))),
 	}
+	p.SetTarget(target)
 	t.Cleanup(p.end)
 	p.Refuse(false)
 	return p
@@ -76,6 +77,10 @@ func (p *Proxy) Addr() string { return p.addr }
 
 // URL returns the address of the proxy as a redis:// URL without a password.
 func (p *Proxy) URL() string { return redisURL("redis", "", p.addr) }
+
+// SetTarget sends new connections to another server, as a name or a virtual address does that has moved. Connections that
+// exist stay where they are.
+func (p *Proxy) SetTarget(target string) { p.target.Store(&target) }
 
 // SetDelay delays everything by d, in each direction. Like distance it takes no bandwidth: what comes meanwhile is
 // on its way too. Connections open at once. What is on its way already keeps its delay.
@@ -152,7 +157,7 @@ func (p *Proxy) accept(listener net.Listener) {
 			return // closed
 		}
 		p.accepted.Add(1)
-		server, err := net.Dial("tcp", p.target)
+		server, err := net.Dial("tcp", *p.target.Load())
 		if err != nil {
 			client.Close() // the nearest to a refusal that is left
 			continue

@@ -183,6 +183,23 @@ func TestProxyLosesRepliesOfOneCommand(t *testing.T) {
 	}
 }
 
+func TestProxySendsNewConnectionsElsewhere(t *testing.T) {
+	t.Parallel()
+	first, second := Start(t), Start(t)
+	p := NewProxy(t, first.Addr())
+	old := connect(t, p.URL())
+	ping(t, old)
+	p.SetTarget(second.Addr())
+	for client, server := range map[*redis.Client]*Server{old: first, connect(t, p.URL()): second} {
+		if err := client.Set(t.Context(), "from", server.Addr(), 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if from := server.Do("get", "from"); from != server.Addr() {
+			t.Errorf("the server on %s has what was meant for %v", server.Addr(), from)
+		}
+	}
+}
+
 func TestCommandCounterWithEveryCut(t *testing.T) {
 	stream := []byte("*2\r\n$3\r\nGET\r\n$1\r\na\r\n" + "*1\r\n$4\r\nPING\r\n" +
 		"*3\r\n$3\r\nset\r\n$4\r\n\r\n*1\r\n$0\r\n\r\n" + "*1\r\n$4\r\nPIN")

@@ -1,0 +1,139 @@
+package ratelimit
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/caddy-tollgate/ratelimit/internal/redistest"
+)
+
+// This file holds the states of Redis that only groups of servers have.
+
+// redisGroups are groups of servers for several tests, started when one is first needed.
+type redisGroups struct {
+	t         *testing.T
+	sentinels *redistest.SentinelGroup
+	cluster   *redistest.Cluster
+	stands    int
+}
+
+// sentinel returns a stand behind Sentinels. Whoever of the two servers is the master keeps the bucket.
+func (g *redisGroups) sentinel(t *testing.T, settings redisSettings) *stand {
+	t.Helper()
+	s := newStand(t, g.watched(settings, redistest.MasterName))
+	s.server, s.proxy, s.group = g.sentinels.Master, g.sentinels.Master.Proxy(), g.sentinels
+	s.keeper = func() *redistest.Server { return s.server }
+	g.number(s)
+	return s
+}
+
+// watched returns settings for a master of the Sentinels.
+func (g *redisGroups) watched(settings redisSettings, master string) redisSettings {
+	g.t.Helper()
+	if g.sentinels == nil {
+		g.sentinels = redistest.StartSentinels(g.t, redistest.SentinelOptions{Proxies: true})
+	}
+	settings.kind, settings.master = redisSentinel, master
+	settings.addresses = strings.Join(g.sentinels.Addrs(), ",")
+	return settings
+}
+
+// clustered returns a stand in front of a Cluster, whose bucket is on the first of its masters.
+func (g *redisGroups) clustered(t *testing.T, settings redisSettings) *stand {
+	t.Helper()
+	if g.cluster == nil {
+		g.cluster = redistest.StartCluster(g.t, redistest.ClusterOptions{Proxies: true})
+	}
+	settings.kind, settings.addresses = redisCluster, strings.Join(g.cluster.Addrs(), ",")
+	s := newStand(t, settings)
+	s.server, s.cluster, s.ups = g.cluster.Masters[0], g.cluster, 1+len(g.cluster.Masters)
+	s.proxy = s.server.Proxy()
+	s.keeper = func() *redistest.Server { return g.cluster.MasterOf(s.key()) }
+	for g.number(s); s.keeper() != s.server; {
+		g.number(s)
+	}
+	return s
+}
+
+// number gives a stand an identity of its own, so that it has its bucket for itself.
+func (g *redisGroups) number(s *stand) {
+	g.stands++
+	s.id = ID{2, byte(g.stands >> 8), byte(g.stands)}
+}
+
+func onSentinels(t *testing.T, g *redisGroups) *stand { t.Helper(); return g.sentinel(t, longBudgets) }
+
+func onCluster(t *testing.T, g *redisGroups) *stand { t.Helper(); return g.clustered(t, longBudgets) }
+
+var sentinelStates = []serverState{
+	{name: "Sentinel: healthy", start: onSentinels, normal: byRedis, sensitive: byRedis},
+	{
+		name: "Sentinel: none can be reached", cold: true, normal: shared, sensitive: closed, lines: unreachable,
+		start: func(t *testing.T, _ *redisGroups) *stand {
+			t.Helper()
+			settings := shortBudgets
+			settings.kind, settings.master = redisSentinel, redistest.MasterName
+			settings.addresses = closedAddr(t) + "," + closedAddr(t)
+			return newStand(t, settings)
+		},
+	},
+	{
+		name: "Sentinel: master unknown to them", cold: true, normal: shared, sensitive: closed, lines: unreachable,
+		start: func(t *testing.T, g *redisGroups) *stand {
+			t.Helper()
+			return newStand(t, g.watched(shortBudgets, "another"))
+		},
+	},
+	{
+		name: "Sentinel: failover without a fault", start: onSentinels, normal: "200 or 200 share", sensitive: "200 or 503", late: -1,
+		enter: func(s *stand) { s.server = s.group.Failover() }, leave: func(*stand) {}, lines: " or " + downAndUp,
+	},
+}
+
+// closedAddr returns host and port where nobody listens.
+func closedAddr(t *testing.T) string { return fmt.Sprint("127.0.0.1:", redistest.Port(t)) }
+
+var clusterStates = []serverState{
+	{name: "Cluster: healthy", start: onCluster, normal: byRedis, sensitive: byRedis},
+	{name: "Cluster: MOVED", start: onCluster, enter: (*stand).moveSlot, normal: byRedis, sensitive: byRedis},
+	{
+		name: "Cluster: ASK", start: onCluster, normal: byRedis, sensitive: byRedis,
+		enter: func(s *stand) {
+			s.move = s.cluster.BeginMove(s.cluster.Slot(s.key()), s.cluster.Masters[1])
+			s.move.MoveKeys()
+		},
+		leave: func(s *stand) { s.move.Finish() },
+	},
+	{
+		name: "Cluster: ASK for a key that is not there yet", start: onCluster, cold: true, normal: byRedis, sensitive: byRedis, lines: "is up, is up, is up, is up",
+		enter: func(s *stand) { s.move = s.cluster.BeginMove(s.cluster.Slot(s.key()), s.cluster.Masters[1]) },
+		leave: func(s *stand) { s.move.Finish() },
+	},
+	{
+		name: "Cluster: CLUSTERDOWN", start: onCluster, enter: (*stand).loseSlot, leave: (*stand).findSlot,
+		normal: shared, sensitive: closed, lines: downAndUp,
+	},
+	{
+		name: "Cluster: master killed, replaced by its replica", start: onCluster, normal: shared, sensitive: closed,
+		enter: func(s *stand) {
+			s.awaitReplica(s.cluster.Replicas[0])
+			s.server.Kill()
+		},
+		leave: func(s *stand) { s.cluster.AwaitFailover(s.server) }, lines: "is down, is up",
+	},
+}
+
+// moveSlot moves the bucket's slot to another master.
+func (s *stand) moveSlot() { s.cluster.MoveSlot(s.cluster.Slot(s.key()), s.cluster.Masters[1]) }
+
+// loseSlot makes the bucket's master lose another slot. A node that does not know who serves it answers nobody.
+func (s *stand) loseSlot() {
+	s.t.Helper()
+	for s.lost = 0; s.lost == s.cluster.Slot(s.key()); s.lost++ {
+	}
+	s.server.Do("cluster", "delslots", s.lost)
+	s.awaitRefusal("CLUSTERDOWN")
+}
+
+func (s *stand) findSlot() { s.server.Do("cluster", "addslots", s.lost) }
