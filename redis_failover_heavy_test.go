@@ -33,12 +33,16 @@ type asker struct {
 	nodes         []*Limiter
 	master, other ID
 	strays        atomic.Int64 // decisions about other that were not made by Redis
+	shared        atomic.Int64 // requests for api that were admitted by a share
 }
 
 func (a *asker) ask(node int, route string) int {
 	d := a.nodes[node].Decide(context.Background(), []Charge{chargeOn(route, a.master, a.other)})
 	if route == routeOther && d.Source != SourceRedis {
 		a.strays.Add(1)
+	}
+	if route == routeAPI && d.Allowed && d.Source == SourceShare {
+		a.shared.Add(1)
 	}
 	switch {
 	case d.Allowed:
@@ -64,6 +68,12 @@ func (a *asker) exhaust(t *testing.T, l *timeline) {
 }
 
 func nothing() {}
+
+// awaitReplicated waits until a replica knows of a bucket.
+func awaitReplicated(t *testing.T, replica *redistest.Server, id ID) {
+	t.Helper()
+	proc.Eventually(t, "the bucket is replicated", func() bool { return replica.Do("hget", keyOf(id), "z"+routeAPI) != nil })
+}
 
 func becomesReplica(t *testing.T, old *redistest.Server) func() {
 	return func() {
@@ -112,11 +122,14 @@ func TestFailoverThroughSentinel(t *testing.T) {
 			f := prepare(t, g)
 			f.replaced = func() { g.AwaitFailover(g.Master) }
 			a := &asker{nodes: peers(t, 3, sentinelSettings(g, 300*time.Millisecond, 600*time.Millisecond)), master: ID{1}}
+			fail := f.fail
+			f.fail = func() { awaitReplicated(t, g.Replica, a.master); fail() }
 			f.nodes, f.ask, f.routes = 3, a.ask, []string{routeAPI, routeLogin}
 			awaitRedis(t, a.nodes, a.master)
 			l := newTimeline()
 			failed, known := l.watch(t, &f)
 			l.check(t, failed, known)
+			t.Logf("%d of the admitted by shares", a.shared.Load())
 		})
 	}
 }
@@ -145,6 +158,7 @@ func TestFailoverOnCluster(t *testing.T) {
 			l := newTimeline()
 			failed, known := l.watch(t, &f)
 			l.check(t, failed, known)
+			t.Logf("%d of the admitted by shares", a.shared.Load())
 			a.exhaust(t, l)
 		})
 	}

@@ -74,9 +74,10 @@ func (l *timeline) hammer(nodes int, routes []string, ask func(node int, route s
 				select {
 				case <-done:
 					return
-				case sent := <-pace.C:
-					l.note(sent, route, ask(node, route))
+				case <-pace.C:
 				}
+				sent := time.Now()
+				l.note(sent, route, ask(node, route))
 			}
 		})
 	}
