@@ -66,13 +66,6 @@ func (b *breaker) failed(started, now, timeout int64) (tripped bool) {
 	return true
 }
 
-// abandoned notes that nobody waits any more for a call; that says nothing about the store.
-func (b *breaker) abandoned() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.waiting--
-}
-
 // trip makes the store count as down until a probe succeeds, and reports whether it was up.
 func (b *breaker) trip(now int64) (tripped bool) {
 	b.mu.Lock()

@@ -1,35 +1,43 @@
--- The atomic take: all charges of one request are paid, or none is. take.go and bucket.go are its
--- executable specification; whoever changes one changes the other.
+-- The atomic take of a batch of requests: each is decided after the one before it, and of each all charges are paid, or none
+-- is. take.go and bucket.go are its executable specification; whoever changes one changes the other.
 --
 -- KEYS[k]   one hash per identity. Its fields:
 --             z<zone>   a bucket: version 1, tokens left (i7, millionths), counted at (I7, Redis µs),
 --                       rate since then (I4 millionths every I4 µs)
 --             p<group>  strikes: version 1, strikes (I2), blocked until (I7, Redis µs), last strike (I7, Redis µs)
 -- ARGV[1]   a clock in µs for tests; '' for Redis TIME, the only clock in production
--- ARGV[2]   number of charges, ARGV[3] number of penalty groups
--- then for each charge: index of its key, zone, rate num, rate den, burst, cost (millionths of a token; below 0
---           gives back), flags (1 refusals strike, 2 dry run), index of its group or 0, µs that a block still lasts of
---           which the caller knows: set again if the record is not there
--- then for each group: name, strikes forgiven, base, max, window, every (µs)
+-- ARGV[2]   the batch, packed, big-endian:
+--             numbers of groups (I1), policies (I2) and requests (I2)
+--             group: strikes forgiven (I2), base, max, window, every (I7 µs each), field of its record (I1 length, text)
+--             policy: rate num (I4), den (I4), burst (I7), cost (i7; millionths of a token, below 0 gives back),
+--               flags (I1: 1 refusals strike, 2 dry run), number of its group or 0 (I1), field of its bucket (I1 length, text)
+--             request: number of charges (I1); charge: number of its key (I2), of its policy (I2), and for how long a block
+--               still lasts of which the caller knows (I7 µs): set again if the record is not there
 --
--- Returns integers: verdict (0 allowed, 1 limited, 2 blocked), now, index of the blocking charge or 0, end of
--- that block or 0, strikes or 0, 1 if a block started, 1 if a key of a wrong type was deleted, then for
--- each charge the millionths of a token left (0 where blocked before: not looked at).
+-- Returns integers: now, the number of keys of a wrong type that were deleted, and for each request its verdict and
+--   0 allowed   the millionths of a token left for each charge
+--   1 limited   the strikes if it was one, else 0, and what is left for each charge
+--   2 blocked   the number of the charge that blocks, until when, the strikes if it was one, and 1 if a block started
 --
 -- Numbers: everything Go passes, and all products here, are validated to be integers below 2^53. What was
 -- stored may be anything; it is clamped on reading, and a time in the future is rewritten as now.
--- Nothing is written for a refusal but strikes and repairs.
+-- Nothing is written for a refusal but strikes and repairs. All writes come last: where Redis refuses them, it refuses all.
 
 local BUCKET, RECORD = '>I1i7I7I4I4', '>I1I2I7I7'
+local GROUP, POLICY, CHARGE = '>I2I7I7I7I7I1c0', '>I4I4I7i7I1I1I1c0', '>I2I2I7'
 local EXACT = 9007199254740992 -- 2^53
-local MARGIN = 1000 -- ms that a key outlives its use
+-- ms that a key outlives its use: at least, and a sixteenth of its use up to the second, so that few requests have to set it
+local MARGIN, LONGER = 1000, 60000
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
+local pack, unpack = struct.pack, struct.unpack
+local call, pcall = redis.call, redis.pcall
 
 local now = tonumber(ARGV[1])
 if not now then
-  local t = redis.call('TIME')
+  local t = call('TIME')
   now = t[1] * 1000000 + t[2]
 end
+local batch, at = ARGV[2], 1
 
 -- millionths that flow in during elapsed µs, at most room
 local function refilled(elapsed, num, den, room)
@@ -46,196 +54,239 @@ local function wait(missing, num, den)
   return whole * den + ceil((missing - whole * num) * den / num)
 end
 
-local groups = {}
-local n = 3 + ARGV[2] * 9
-for g = 1, tonumber(ARGV[3]) do
-  groups[g] = {
-    field = 'p' .. ARGV[n + 1], after = tonumber(ARGV[n + 2]), base = tonumber(ARGV[n + 3]),
-    max = tonumber(ARGV[n + 4]), window = tonumber(ARGV[n + 5]), every = tonumber(ARGV[n + 6]),
-  }
-  n = n + 6
+-- what the batch says that holds for several requests
+local ngroups, npolicies, nrequests
+ngroups, npolicies, nrequests, at = unpack('>I1I2I2', batch, at)
+local groups, policies = {}, {}
+for i = 1, ngroups do
+  local g = {}
+  g.after, g.base, g.max, g.window, g.every, g.field, at = unpack(GROUP, batch, at)
+  groups[i] = g
+end
+for i = 1, npolicies do
+  local p, flags, group = {}, 0, 0
+  p.num, p.den, p.burst, p.cost, flags, group, p.field, at = unpack(POLICY, batch, at)
+  p.strikes, p.dry, p.group = flags % 2 == 1, flags >= 2, groups[group]
+  policies[i] = p
 end
 
-local healed = 0
-local need = {}   -- per key: µs for which its state must be kept
-local writes = {} -- per key: fields and values to set
+-- per key: for how many µs its state must be kept, and its buckets and records by their fields, as they are now
+local states, healed = {}, 0
 for k = 1, #KEYS do
-  need[k], writes[k] = 0, {}
+  states[k] = { need = 0, buckets = {}, records = {} }
 end
 
--- reads the fields of a charge; a key that is no hash is nobody's state
-local function read(key, zone, group)
-  local reply = redis.pcall('HMGET', key, zone, group)
-  if reply.err then
-    if not string.find(reply.err, 'WRONGTYPE', 1, true) then
-      return nil, nil, reply
-    end
-    redis.call('DEL', key)
-    healed = 1
-    return false, false
+-- reads a field; a key that is no hash is nobody's state
+local function read(key, field)
+  local raw = pcall('HGET', key, field)
+  if type(raw) ~= 'table' then
+    return raw
   end
-  return reply[1], reply[2]
+  if not string.find(raw.err, 'WRONGTYPE', 1, true) then
+    return call('HGET', key, field) -- as an error
+  end
+  call('DEL', key)
+  healed = healed + 1
+  return false
 end
 
--- a bucket as it is now: tokens, and whether what is stored describes it no longer
-local function settleBucket(c, raw)
-  local version, tokens, at, num, den
+-- A bucket, at first as what is stored comes to now. Its tokens may be more than a burst: which one, the policy says that asks.
+-- It is dirty where what is stored describes it no longer, and without a rate where nothing is stored.
+local function bucketOf(k, p)
+  local b = states[k].buckets[p.field]
+  if b then
+    return b
+  end
+  local raw = read(KEYS[k], p.field)
+  local version, tokens, counted, num, den
   if raw and #raw == 23 then
-    version, tokens, at, num, den = struct.unpack(BUCKET, raw)
+    version, tokens, counted, num, den = unpack(BUCKET, raw)
   end
   if version ~= 1 then
-    return c.burst, false
-  end
-  local stale = num ~= c.num or den ~= c.den
-  if num < 1 or den < 1 or num * den >= EXACT then
-    num, den = c.num, c.den
-  end
-  if at > now then
-    at, stale = now, true
-  end
-  tokens = min(max(tokens, 0), c.burst)
-  return tokens + refilled(now - at, num, den, c.burst - tokens), stale
-end
-
--- strikes as they are now, and whether what is stored had to be repaired or set again
-local function settleRecord(g, raw, known)
-  local version, strikes, till, last
-  if not raw and known > 0 then
-    return { strikes = g.after + 1, till = now + min(known, g.max), last = now }, true
-  end
-  if raw and #raw == 17 then
-    version, strikes, till, last = struct.unpack(RECORD, raw)
-  end
-  if version ~= 1 then
-    return { strikes = 0, till = 0, last = 0 }, false
-  end
-  local stale = false
-  if last > now then
-    last, stale = now, true
-  end
-  if till > now + g.max then
-    till, stale = now + g.max, true
-  end
-  if now >= max(last, till) + g.window then
-    return { strikes = 0, till = 0, last = 0 }, false
-  end
-  return { strikes = strikes, till = till, last = last }, stale
-end
-
-local function writeBucket(c)
-  local w = writes[c.key]
-  w[#w + 1] = c.field
-  w[#w + 1] = struct.pack(BUCKET, 1, c.tokens, now, c.num, c.den)
-end
-
-local function writeRecord(r, g)
-  local w = writes[r.key]
-  w[#w + 1] = g.field
-  w[#w + 1] = struct.pack(RECORD, 1, r.strikes, r.till, r.last)
-end
-
--- read
-local charges, records = {}, {}
-for i = 1, tonumber(ARGV[2]) do
-  local a = 3 + (i - 1) * 9
-  local flags = tonumber(ARGV[a + 7])
-  local c = {
-    key = tonumber(ARGV[a + 1]), field = 'z' .. ARGV[a + 2], num = tonumber(ARGV[a + 3]), den = tonumber(ARGV[a + 4]),
-    burst = tonumber(ARGV[a + 5]), cost = tonumber(ARGV[a + 6]), strikes = flags % 2 == 1, dry = flags >= 2,
-    group = groups[tonumber(ARGV[a + 8])], tokens = 0,
-  }
-  local bucket, record, failure = read(KEYS[c.key], c.field, c.group and c.group.field or 'p')
-  if failure then
-    return failure
-  end
-  c.bucket = bucket
-  if c.group then
-    local id = c.key .. c.group.field
-    if not records[id] then
-      local r, stale = settleRecord(c.group, record, tonumber(ARGV[a + 9]))
-      r.key, records[id] = c.key, r
-      if stale then
-        writeRecord(r, c.group)
-      end
-    end
-    c.record = records[id]
-  end
-  charges[i] = c
-end
-
--- decide
-local verdict, blocking, till, strikes, started = 0, 0, now, 0, 0
-for i, c in ipairs(charges) do
-  if c.record and not c.dry and c.record.till > till then
-    verdict, blocking, till = 2, i, c.record.till
-  end
-end
-if verdict == 0 then
-  for _, c in ipairs(charges) do
-    c.tokens, c.stale = settleBucket(c, c.bucket)
-    need[c.key] = max(need[c.key], wait(c.burst - c.tokens, c.num, c.den))
-    if c.tokens < c.cost and not c.dry then
-      verdict = 1
-    end
-  end
-  if verdict == 0 then
-    for _, c in ipairs(charges) do
-      if c.tokens >= c.cost then
-        c.tokens, c.stale = min(c.tokens - c.cost, c.burst), true
-        need[c.key] = max(need[c.key], wait(c.burst - c.tokens, c.num, c.den))
-      end
-    end
+    b = { tokens = EXACT }
   else
-    for i, c in ipairs(charges) do
-      local r, g = c.record, c.group
-      if g and c.strikes and not c.dry and c.tokens < c.cost and not r.considered then
-        r.considered = true
-        if r.strikes == 0 or now - r.last >= g.every then
-          r.strikes, r.last = min(r.strikes + 1, 65535), now
-          if r.strikes > g.after then
-            r.till = now + min(g.base * 2 ^ min(r.strikes - g.after, 64), g.max)
-          end
-          writeRecord(r, g)
-          strikes = max(strikes, r.strikes)
-          if r.till > now then
-            started = 1
-            if r.till > till then
-              verdict, blocking, till = 2, i, r.till
-            end
-          end
+    b = { num = num, den = den }
+    if counted > now then
+      counted, b.repair = now, true
+    end
+    if num < 1 or den < 1 or num * den >= EXACT then
+      num, den = p.num, p.den
+    end
+    tokens = max(tokens, 0)
+    b.tokens = tokens + refilled(now - counted, num, den, EXACT - tokens)
+  end
+  states[k].buckets[p.field] = b
+  return b
+end
+
+-- A record, at first as what is stored comes to now. A block that the caller knows of is set again where there is none.
+local function recordOf(k, g, known)
+  local r = states[k].records[g.field]
+  if not r then
+    local raw = read(KEYS[k], g.field)
+    local version, strikes, till, last
+    if raw and #raw == 17 then
+      version, strikes, till, last = unpack(RECORD, raw)
+    end
+    if version == 1 then
+      r = { strikes = strikes, till = till, last = last, there = true }
+      if last > now then
+        r.last, r.dirty = now, true
+      end
+      if till > now + g.max then
+        r.till, r.dirty = now + g.max, true
+      end
+      if now >= max(r.last, r.till) + g.window then
+        r.strikes, r.till, r.last, r.dirty = 0, 0, 0, nil
+      end
+    else
+      r = { strikes = 0, till = 0, last = 0, there = raw and true }
+    end
+    r.window = g.window
+    states[k].records[g.field] = r
+  end
+  if known > 0 and not r.there then
+    r.strikes, r.till, r.last, r.dirty, r.there = g.after + 1, now + min(known, g.max), now, true, true
+  end
+  return r
+end
+
+-- the request that is decided: keys, policies, buckets and records of its charges, and the tokens that they find
+local n, ks, ps, bs, rs, ts = 0, {}, {}, {}, {}, {}
+local reply, replies = { now, 0 }, 2
+
+local function answer(value)
+  replies = replies + 1
+  reply[replies] = value
+end
+
+-- the charge whose block ends last, and when
+local function longestBlock()
+  local longest, till = 0, now
+  for i = 1, n do
+    if rs[i] and not ps[i].dry and rs[i].till > till then
+      longest, till = i, rs[i].till
+    end
+  end
+  return longest, till
+end
+
+local function setBucket(b, tokens, p)
+  b.tokens, b.num, b.den, b.dirty, b.repair = tokens, p.num, p.den, true, nil
+end
+
+-- finds the tokens of a charge, and says whether they suffice
+local function settle(i)
+  local p = ps[i]
+  local b = bucketOf(ks[i], p)
+  local tokens = min(b.tokens, p.burst)
+  if b.repair or b.num and (b.num ~= p.num or b.den ~= p.den) then
+    setBucket(b, tokens, p)
+  end
+  bs[i] = b
+  local s = states[ks[i]]
+  s.need = max(s.need, wait(p.burst - tokens, p.num, p.den))
+  ts[i] = tokens
+  return tokens >= p.cost or p.dry
+end
+
+local function pay(i)
+  local p, b, s = ps[i], bs[i], states[ks[i]]
+  if ts[i] >= p.cost then
+    ts[i] = min(ts[i] - p.cost, p.burst)
+    setBucket(b, ts[i], p)
+    s.need = max(s.need, wait(p.burst - ts[i], p.num, p.den))
+  end
+end
+
+-- counts a refusal, once for each record, and returns the highest count and what blocks for it
+local function strike()
+  local strikes, longest, till, considered = 0, 0, now, {}
+  for i = 1, n do
+    local p, r, g = ps[i], rs[i], ps[i].group
+    if g and p.strikes and not p.dry and ts[i] < p.cost and not considered[r] then
+      considered[r] = true
+      if r.strikes == 0 or now - r.last >= g.every then
+        r.strikes, r.last, r.dirty, r.there = min(r.strikes + 1, 65535), now, true, true
+        if r.strikes > g.after then
+          r.till = now + min(g.base * 2 ^ min(r.strikes - g.after, 64), g.max)
+        end
+        strikes = max(strikes, r.strikes)
+        if r.till > till then
+          longest, till = i, r.till
         end
       end
     end
   end
-  for _, c in ipairs(charges) do
-    if c.stale then
-      writeBucket(c)
-    end
+  return strikes, longest, till
+end
+
+local function decide()
+  local longest, till = longestBlock()
+  if longest > 0 then
+    answer(2) answer(longest) answer(till) answer(0) answer(0)
+    return
   end
+  local allowed = true
+  for i = 1, n do
+    allowed = settle(i) and allowed
+  end
+  if allowed then
+    answer(0)
+    for i = 1, n do
+      pay(i)
+      answer(ts[i])
+    end
+    return
+  end
+  local strikes
+  strikes, longest, till = strike()
+  if longest > 0 then
+    answer(2) answer(longest) answer(till) answer(strikes) answer(1)
+    return
+  end
+  answer(1) answer(strikes)
+  for i = 1, n do
+    answer(ts[i])
+  end
+end
+
+for _ = 1, nrequests do
+  n, at = unpack('>I1', batch, at)
+  for i = 1, n do
+    local k, p, known
+    k, p, known, at = unpack(CHARGE, batch, at)
+    p = policies[p]
+    ks[i], ps[i] = k, p
+    rs[i] = p.group and recordOf(k, p.group, known) or false
+  end
+  decide()
 end
 
 -- write, with a TTL on every key: the latest time at which any of its state still matters
-for _, c in ipairs(charges) do
-  local r = c.record
-  if r and r.strikes > 0 then
-    need[c.key] = max(need[c.key], max(r.last, r.till) + c.group.window - now)
+for k, s in ipairs(states) do
+  local key, wrote = KEYS[k], false
+  for field, r in pairs(s.records) do
+    if r.strikes > 0 then
+      s.need = max(s.need, max(r.last, r.till) + r.window - now)
+    end
+    if r.dirty then
+      call('HSET', key, field, pack(RECORD, 1, r.strikes, r.till, r.last))
+      wrote = true
+    end
   end
-end
-for k, key in ipairs(KEYS) do
-  if #writes[k] > 0 then
-    redis.call('HSET', key, unpack(writes[k]))
+  for field, b in pairs(s.buckets) do
+    if b.dirty then
+      call('HSET', key, field, pack(BUCKET, 1, b.tokens, now, b.num, b.den))
+      wrote = true
+    end
   end
-  local ttl = redis.call('PTTL', key)
-  local want = ceil(need[k] / 1000) + MARGIN
   -- a refusal alone changes nothing here, unless it asks under a larger burst than any before: that bucket is full later
-  local short = ttl < want and (#writes[k] > 0 or ttl < want - MARGIN)
-  if ttl == -1 or (ttl >= 0 and short) then
-    redis.call('PEXPIRE', key, want)
+  local ttl, need = call('PTTL', key), ceil(s.need / 1000)
+  if ttl == -1 or ttl >= 0 and ttl < need then
+    call('PEXPIRE', key, need + floor(min(need / 16, LONGER)) + MARGIN)
   end
 end
 
-local reply = { verdict, now, blocking, verdict == 2 and till or 0, strikes, started, healed }
-for i, c in ipairs(charges) do
-  reply[7 + i] = c.tokens
-end
+reply[2] = healed
 return reply

@@ -169,7 +169,7 @@ func (h *Handler) report(r *http.Request, charges []Charge, d *Decision) {
 	}
 	h.logger.Info("blocked", fields...)
 	if d.Source == SourceRedis {
-		h.remote.list(b, d.Now, h.app.longestBlock())
+		h.remote.note(b, d.Now, h.app.longestBlock())
 	}
 }
 

@@ -3,7 +3,6 @@ package ratelimit
 import (
 	"context"
 	"crypto/tls"
-	_ "embed"
 	"errors"
 	"fmt"
 	"net"
@@ -151,27 +150,16 @@ func (s *redisSettings) dial(address string) error {
 // String names the server in logs, without credentials.
 func (s *redisSettings) String() string { return s.addresses + "/" + strconv.Itoa(s.db) }
 
-//go:embed bucket.lua
-var bucketScript string
-
-var bucketSHA = redis.NewScript(bucketScript).Hash()
-
 // redisStore keeps the buckets of one configuration in Redis.
 type redisStore struct {
 	client *redisClient
 	prefix string
-	// clock is a test clock in microseconds; empty in production, where Redis TIME is the only clock.
-	clock string
+	list   blockList
 }
 
 // Take implements Store. The charges MUST be one part of what split returns.
 func (s *redisStore) Take(ctx context.Context, charges []Charge) (Decision, error) {
-	keys, args := s.arguments(charges)
-	reply, err := s.client.run(ctx, patient(charges), keys, args)
-	if err != nil {
-		return Decision{}, err
-	}
-	out, err := decodeOutcome(reply, len(charges))
+	out, err := s.client.take(ctx, patient(charges), charges)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -208,8 +196,7 @@ func (s *redisStore) giveBack(ctx context.Context, charges []Charge) {
 		}
 	}
 	if len(back) > 0 {
-		keys, args := s.arguments(back)
-		_, _ = s.client.run(ctx, patient(charges), keys, args)
+		_, _ = s.client.take(ctx, patient(charges), back)
 	}
 }
 
@@ -233,74 +220,4 @@ func patient(charges []Charge) bool {
 	return false
 }
 
-// key is where the state of an identity lives. The braces make it one slot of a Redis Cluster.
-func (s *redisStore) key(id ID) string {
-	return s.prefix + ":{" + id.String() + "}"
-}
-
-// arguments lays the charges out as bucket.lua reads them.
-func (s *redisStore) arguments(charges []Charge) (keys []string, args []any) {
-	var ids []ID
-	var groups []*penaltyRules
-	args = append(make([]any, 0, 3+15*len(charges)), s.clock, len(charges), 0)
-	for i := range charges {
-		c := &charges[i]
-		if !slices.Contains(ids, c.ID) {
-			ids = append(ids, c.ID)
-			keys = append(keys, s.key(c.ID))
-		}
-		if c.Penalty != nil && groupIndex(groups, c.Penalty) == 0 {
-			groups = append(groups, c.Penalty)
-		}
-		args = append(args, slices.Index(ids, c.ID)+1, c.Zone, c.Limit.Num, c.Limit.Den, c.Limit.Burst, c.Cost, flags(c), groupIndex(groups, c.Penalty), c.BlockedFor)
-	}
-	args[2] = len(groups)
-	for _, g := range groups {
-		args = append(args, g.group, g.after, g.base, g.max, g.window, g.every)
-	}
-	return keys, args
-}
-
-// groupIndex returns where the group of a penalty is, from 1, or 0.
-func groupIndex(groups []*penaltyRules, p *penaltyRules) int {
-	return slices.IndexFunc(groups, func(g *penaltyRules) bool { return p != nil && g.group == p.group }) + 1
-}
-
-func flags(c *Charge) int {
-	flags := 0
-	if !c.NoStrike {
-		flags |= 1
-	}
-	if c.DryRun {
-		flags |= 2
-	}
-	return flags
-}
-
-// decodeOutcome reads the reply of bucket.lua for so many charges.
-func decodeOutcome(reply any, charges int) (outcome, error) {
-	values, ok := reply.([]any)
-	if !ok || len(values) != 7+charges {
-		return outcome{}, errReply
-	}
-	n := make([]int64, len(values))
-	for i, v := range values {
-		if n[i], ok = v.(int64); !ok {
-			return outcome{}, errReply
-		}
-	}
-	out := outcome{
-		verdict: verdict(n[0]), now: n[1], until: n[3],
-		strikes: n[4], blockStarted: n[5] == 1, tokens: n[7:],
-	}
-	if n[0] < 0 || n[0] > int64(verdictBlocked) {
-		return outcome{}, errReply
-	}
-	if out.verdict == verdictBlocked {
-		if n[2] < 1 || n[2] > int64(charges) {
-			return outcome{}, errReply
-		}
-		out.charge = int(n[2]) - 1
-	}
-	return out, nil
-}
+func (s *redisStore) key(id ID) string { return identityKey(s.prefix, id) }

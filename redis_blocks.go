@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -52,23 +53,56 @@ func (s *redisStore) heal(ctx context.Context, w *wire, err error) error {
 	return w.any().Del(ctx, s.listKey()).Err()
 }
 
-// list notes a block that has just started, without waiting: now is the time of the decision, longest the longest block there
+// blockList is what is still to be written into the list.
+type blockList struct {
+	mu      sync.Mutex
+	pending []knownBlock
+	writing bool
+}
+
+// maxPending bounds what is still to be written; what is too much is not listed.
+const maxPending = 10_000
+
+// note lists a block that has just started, without waiting: now is the time of the decision, longest the longest block there
 // can be.
-func (s *redisStore) list(b knownBlock, now, longest int64) {
+func (s *redisStore) note(b knownBlock, now, longest int64) {
+	l := &s.list
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.pending) < maxPending {
+		l.pending = append(l.pending, b)
+	}
+	if !l.writing {
+		l.writing = true
+		go s.writeList(now, longest)
+	}
+}
+
+// writeList writes until nothing is pending. What cannot be written is not listed.
+func (s *redisStore) writeList(now, longest int64) {
 	w := s.client.enter()
 	defer s.client.leave(1)
-	conn := w.route(s.listKey()).conn.Load()
-	if conn == nil {
-		return
-	}
-	ctx := context.Background()
-	for _, args := range [][]any{
-		{"zadd", s.listKey(), b.until / 1000, member(b)},
-		{"zremrangebyscore", s.listKey(), "-inf", now / 1000},
-		{"zremrangebyrank", s.listKey(), 0, -maxListed - 1},
-		{"pexpire", s.listKey(), longest/1000 + 1000},
-	} {
-		conn.quick.Submit(ctx, onceCmd{redis.NewCmd(ctx, args...)})
+	l := &s.list
+	for {
+		l.mu.Lock()
+		pending := l.pending
+		l.pending, l.writing = nil, len(pending) > 0
+		l.mu.Unlock()
+		if len(pending) == 0 {
+			return
+		}
+		entries := make([]redis.Z, len(pending))
+		for i, b := range pending {
+			entries[i] = redis.Z{Score: float64(b.until / 1000), Member: member(b)}
+		}
+		ctx := context.Background()
+		_, _ = w.any().Pipelined(ctx, func(p redis.Pipeliner) error {
+			p.ZAdd(ctx, s.listKey(), entries...)
+			p.ZRemRangeByScore(ctx, s.listKey(), "-inf", strconv.FormatInt(now/1000, 10))
+			p.ZRemRangeByRank(ctx, s.listKey(), 0, -maxListed-1)
+			p.PExpire(ctx, s.listKey(), micro(longest)+time.Second)
+			return nil
+		})
 	}
 }
 

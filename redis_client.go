@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -147,7 +148,7 @@ func (c *redisClient) open() *wire {
 func (c *redisClient) openServer(ctx context.Context) *wire {
 	e := newEndpoint(ctx, c, c.settings.String())
 	e.dial = c.dial
-	e.probeKey = func() (string, bool) { return c.settings.prefix + ":{probe}", true }
+	e.probeKey = func() (string, bool) { return c.settings.prefix + ":{probe0}", true }
 	e.connect()
 	go e.probe(e.answers, 0)
 	return &wire{
@@ -183,20 +184,16 @@ func (c *redisClient) dial() *redis.Client {
 	})
 }
 
-// run executes the script within the budget, on the server that keeps the first of the keys. An error means that there was no
+// take decides about charges of which all identities are kept on the server of the first. An error means that there was no
 // answer; what was sent is never sent again.
-func (c *redisClient) run(ctx context.Context, patient bool, keys []string, args []any) (any, error) {
+func (c *redisClient) take(ctx context.Context, patient bool, charges []Charge) (outcome, error) {
 	w := c.enter()
 	defer c.leave(1)
-	e, ok := w.reach(ctx, patient, keys[0])
+	e, ok := w.reach(ctx, patient, identityKey(c.settings.prefix, charges[0].ID))
 	if !ok {
-		return nil, errDown
+		return outcome{}, errDown
 	}
-	reply, err := e.call(ctx, patient, keys, args)
-	if classify(err) == classMistake {
-		c.complain(err)
-	}
-	return reply, err
+	return e.take(ctx, patient, charges)
 }
 
 // reach returns the server that keeps a key, once it is worth a try. While a Cluster changes that can be another one in the end
@@ -212,17 +209,22 @@ func (w *wire) reach(ctx context.Context, patient bool, key string) (*endpoint, 
 	return nil, false
 }
 
-// complain logs an answer that is our own mistake or a wrong Redis: loud, but not once a request.
-func (c *redisClient) complain(err error) {
+// complain logs what is our own mistake or somebody else's: loud, but not once a request.
+func (c *redisClient) complain(what string, err error) {
 	c.mu.Lock()
 	due := time.Since(c.complained) > complainEvery
 	if due {
 		c.complained = time.Now()
 	}
 	c.mu.Unlock()
-	if due {
-		c.log().Error("redis refused the script, deciding without it", zap.Stringer("redis", &c.settings), zap.Error(err))
+	if !due {
+		return
 	}
+	level := zap.ErrorLevel
+	if errors.Is(err, errHealed) {
+		level = zap.WarnLevel
+	}
+	c.log().Log(level, what, zap.Stringer("redis", &c.settings), zap.Error(err))
 }
 
 // retryAfter returns how long until it is worth to try a key again, while its server is down.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,8 +23,6 @@ const (
 	// A server that goes down within steady after it came up is left alone for longer each time, at most for calm: one that
 	// answers probes but not requests would otherwise change its state, and log it, some hundred times a second.
 	steady, calm = 10 * time.Second, 5 * time.Second
-	// maxQueued bounds the commands that wait for a connection, so that a stall costs no memory.
-	maxQueued = 16384
 )
 
 // endpoint is one server: a Redis, the master that Sentinels name, or a master of a Cluster. What it knows about the server
@@ -55,10 +54,10 @@ type endpoint struct {
 	flaps      int // outages in a row that began within steady
 }
 
-// connection is a client of one server with its two pipelines, for decisions with the small and with the large budget.
+// connection is a client of one server with two lanes, for decisions with the small and with the large budget.
 type connection struct {
 	client         *redis.Client
-	quick, patient *redis.AutoPipeliner
+	quick, patient *lane
 }
 
 // newEndpoint returns a server that counts as down until a probe says otherwise. It ends with the context.
@@ -72,22 +71,7 @@ func newEndpoint(ctx context.Context, c *redisClient, name string) *endpoint {
 // use lets the endpoint work with a client.
 func (e *endpoint) use(client *redis.Client) {
 	s := &e.client.settings
-	e.conn.Store(&connection{
-		client: client,
-		// Pipelines of clones: a client has one of its own for good, even when that is closed.
-		quick:   pipeline(client.WithTimeout(s.timeout)),
-		patient: pipeline(client.WithTimeout(s.patience)),
-	})
-}
-
-func pipeline(client *redis.Client) *redis.AutoPipeliner {
-	ap, err := client.AsyncAutoPipelineWithOptions(&redis.AutoPipelineOptions{
-		MaxBatchSize: 200, MaxConcurrentBatches: 1, MaxQueuedCommands: maxQueued,
-	})
-	if err != nil {
-		panic(err) // the options are constants
-	}
-	return ap
+	e.conn.Store(&connection{client: client, quick: newLane(e, client, s.timeout), patient: newLane(e, client, s.patience)})
 }
 
 // connect replaces the connections, if they are our own to replace. What is still on its way on the old ones is answered.
@@ -105,13 +89,8 @@ func (e *endpoint) connect() {
 // shut ends the endpoint. The client of a Cluster's node stays open: it belongs to the Cluster.
 func (e *endpoint) shut() {
 	e.retire()
-	conn := e.conn.Load()
-	if conn == nil {
-		return
-	}
-	_, _ = conn.quick.Close(), conn.patient.Close() // they only fail if closed before
 	if e.dial != nil {
-		_ = conn.client.Close()
+		_ = e.conn.Load().client.Close()
 	}
 }
 
@@ -149,74 +128,26 @@ func (e *endpoint) ready(ctx context.Context, patient bool) bool {
 	}
 }
 
-// call executes the script once, within the budget, and learns from how that ends.
-func (e *endpoint) call(ctx context.Context, patient bool, keys []string, args []any) (any, error) {
+// take decides about charges, within the budget.
+func (e *endpoint) take(ctx context.Context, patient bool, charges []Charge) (outcome, error) {
 	conn := e.conn.Load()
 	if conn == nil {
-		return nil, errDown
+		return outcome{}, errDown
 	}
-	pipe, budget := conn.quick, e.client.settings.timeout
 	if patient {
-		pipe, budget = conn.patient, e.client.settings.patience
+		return conn.patient.take(ctx, charges)
 	}
-	started := processMicros()
-	if !e.breaker.start(started) {
-		return nil, errDown
-	}
-	reply, err := e.eval(ctx, pipe, budget, keys, args)
+	return conn.quick.take(ctx, charges)
+}
+
+// ended learns from the end of a round trip that began at started.
+func (e *endpoint) ended(started int64, budget time.Duration, err error) {
 	now := processMicros()
-	switch classify(err) {
-	case classUnavailable:
+	if classify(err) == classUnavailable {
 		e.failed(started, now, budget, err)
-	case classGone:
-		e.breaker.abandoned()
-	case classAnswer, classMistake:
+	} else {
 		e.breaker.answered(now)
 	}
-	return reply, err
-}
-
-// eval runs the script by its hash, and once by its text where the server has forgotten it.
-func (e *endpoint) eval(ctx context.Context, pipe *redis.AutoPipeliner, budget time.Duration, keys []string, args []any) (any, error) {
-	ctx, cancel := context.WithTimeout(ctx, budget)
-	defer cancel()
-	reply, err := e.submit(ctx, pipe, "evalsha", bucketSHA, keys, args)
-	if redis.HasErrorPrefix(err, "NOSCRIPT") {
-		reply, err = e.submit(ctx, pipe, "eval", bucketScript, keys, args)
-	}
-	return reply, err
-}
-
-// submit sends a command, and once more to where a Cluster says that it belongs: who says so has not executed it.
-func (e *endpoint) submit(ctx context.Context, pipe *redis.AutoPipeliner, verb, script string, keys []string, args []any) (any, error) {
-	cmd := newOnceCmd(ctx, verb, script, keys, args)
-	err := pipe.Submit(ctx, cmd).WaitContext(ctx)
-	if isRedirect(err) && e.follow != nil {
-		cmd = newOnceCmd(ctx, verb, script, keys, args) // one that was sent is never used again
-		err = e.follow(ctx, cmd)
-	}
-	switch {
-	case err == nil:
-		return cmd.Val(), nil
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return nil, errTimeout
-	}
-	return nil, err
-}
-
-// onceCmd is a command that is never sent twice: after a lost reply, nobody knows whether it was executed.
-type onceCmd struct{ *redis.Cmd }
-
-// NoRetry implements redis.Cmder.
-func (onceCmd) NoRetry() bool { return true }
-
-func newOnceCmd(ctx context.Context, verb, script string, keys []string, args []any) onceCmd {
-	all := make([]any, 0, 3+len(keys)+len(args))
-	all = append(all, verb, script, len(keys))
-	for _, key := range keys {
-		all = append(all, key)
-	}
-	return onceCmd{redis.NewCmd(ctx, append(all, args...)...)}
 }
 
 // failed counts a call without an answer. A master that has become a replica is down at once: it answers nobody who writes, and
@@ -308,17 +239,28 @@ func (e *endpoint) answers() error {
 	if !ok {
 		return errNoSlots
 	}
-	_, args := new(redisStore).arguments([]Charge{probeCharge})
-	quick, timeout := e.conn.Load().quick, e.client.settings.timeout
 	begun := time.Now()
-	if _, err := e.eval(e.ctx, quick, dialTimeout+timeout, []string{key}, args); err != nil {
+	if err := e.try(key); err != nil {
 		return err
 	}
-	if time.Since(begun) <= timeout {
+	if time.Since(begun) <= e.client.settings.timeout {
 		return nil
 	}
-	_, err := e.eval(e.ctx, quick, timeout, []string{key}, args)
+	begun = time.Now()
+	err := e.try(key)
+	if err == nil && time.Since(begun) > e.client.settings.timeout {
+		err = errTimeout
+	}
 	return err
+}
+
+func (e *endpoint) try(key string) error {
+	c := new(call)
+	c.batch.add(e.client.settings.prefix, []Charge{probeCharge})
+	// A fresh key each time, in the slot of this one: all commands of the script are run, also that which sets a TTL.
+	c.batch.keys[0] = key + ":" + strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // no secret
+	e.conn.Load().quick.run([]*call{c})
+	return c.err
 }
 
 func (e *endpoint) cameUp() {

@@ -18,6 +18,8 @@ var (
 	errTimeout = errors.New("redis did not answer in time")
 	// errReply is an answer of the script that this version cannot read.
 	errReply = errors.New("redis: unexpected reply of the script")
+	// errHealed is a key under our prefix that holds something else.
+	errHealed = errors.New("it was of another type")
 )
 
 // errorClass is what the end of a call means for the server that was asked. NOSCRIPT, MOVED and ASK are no end: the call goes
@@ -100,6 +102,9 @@ func isReadOnly(err error) bool {
 	}
 	return strings.HasPrefix(reply.Error(), "READONLY ") || strings.Contains(reply.Error(), "-READONLY ")
 }
+
+// isForgotten says whether a server does not know the script, or not any more.
+func isForgotten(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
 
 // isRedirect says whether another node of the Cluster keeps the key.
 func isRedirect(err error) bool {

@@ -1,0 +1,211 @@
+package ratelimit
+
+import (
+	_ "embed"
+	"encoding/binary"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file speaks with bucket.lua: a batch of requests out, an outcome for each of them back.
+
+//go:embed bucket.lua
+var bucketScript string
+
+var bucketSHA = redis.NewScript(bucketScript).Hash()
+
+// batch is what one call of the script decides about. The zero value is an empty one.
+type batch struct {
+	keys     []string
+	indices  map[ID]uint16
+	policies map[policy]uint16
+	groups   []*penaltyRules
+
+	head, requests []byte // packed; the head without its counts
+	groupHead      []byte
+	count          uint16
+}
+
+// policy is what the charges of a zone have in common.
+type policy struct {
+	zone    string
+	limit   Limit
+	cost    int64
+	flags   uint8
+	penalty *penaltyRules
+}
+
+// Flags of a policy.
+const (
+	flagStrikes = 1 << iota
+	flagDryRun
+)
+
+// add puts a request into the batch. Its keys get the prefix.
+func (b *batch) add(prefix string, charges []Charge) {
+	if b.indices == nil {
+		b.indices, b.policies = map[ID]uint16{}, map[policy]uint16{}
+	}
+	b.count++
+	b.requests = append(b.requests, uint8(len(charges)))
+	for i := range charges {
+		c := &charges[i]
+		b.requests = binary.BigEndian.AppendUint16(b.requests, b.key(prefix, c.ID))
+		b.requests = binary.BigEndian.AppendUint16(b.requests, b.policy(c))
+		b.requests = appendInt7(b.requests, c.BlockedFor)
+	}
+}
+
+// key returns the number of an identity's key.
+func (b *batch) key(prefix string, id ID) uint16 {
+	n, known := b.indices[id]
+	if !known {
+		b.keys = append(b.keys, identityKey(prefix, id))
+		n = uint16(len(b.keys))
+		b.indices[id] = n
+	}
+	return n
+}
+
+// identityKey is where the state of an identity lives. The braces make it one slot of a Redis Cluster.
+func identityKey(prefix string, id ID) string { return prefix + ":{" + id.String() + "}" }
+
+// policy returns the number of a charge's policy.
+func (b *batch) policy(c *Charge) uint16 {
+	p := policy{zone: c.Zone, limit: c.Limit, cost: c.Cost, penalty: c.Penalty}
+	if !c.NoStrike {
+		p.flags |= flagStrikes
+	}
+	if c.DryRun {
+		p.flags |= flagDryRun
+	}
+	n, known := b.policies[p]
+	if !known {
+		n = uint16(len(b.policies) + 1)
+		b.policies[p] = n
+		b.describe(&p)
+	}
+	return n
+}
+
+func (b *batch) describe(p *policy) {
+	b.head = binary.BigEndian.AppendUint32(b.head, uint32(p.limit.Num))
+	b.head = binary.BigEndian.AppendUint32(b.head, uint32(p.limit.Den))
+	b.head = appendInt7(b.head, p.limit.Burst)
+	b.head = appendInt7(b.head, p.cost)
+	b.head = append(b.head, p.flags, b.group(p.penalty))
+	b.head = appendField(b.head, 'z', p.zone)
+}
+
+// group returns the number of a penalty group, 0 for none.
+func (b *batch) group(p *penaltyRules) uint8 {
+	if p == nil {
+		return 0
+	}
+	for i, g := range b.groups {
+		if *g == *p {
+			return uint8(i + 1)
+		}
+	}
+	b.groups = append(b.groups, p)
+	b.groupHead = binary.BigEndian.AppendUint16(b.groupHead, uint16(p.after))
+	for _, n := range [...]int64{p.base, p.max, p.window, p.every} {
+		b.groupHead = appendInt7(b.groupHead, n)
+	}
+	b.groupHead = appendField(b.groupHead, 'p', p.group)
+	return uint8(len(b.groups))
+}
+
+// packed returns the batch as the script reads it.
+func (b *batch) packed() []byte {
+	all := make([]byte, 0, 5+len(b.groupHead)+len(b.head)+len(b.requests))
+	all = append(all, uint8(len(b.groups)))
+	all = binary.BigEndian.AppendUint16(all, uint16(len(b.policies)))
+	all = binary.BigEndian.AppendUint16(all, b.count)
+	all = append(all, b.groupHead...)
+	all = append(all, b.head...)
+	return append(all, b.requests...)
+}
+
+// appendInt7 appends the lower seven bytes of a number, which is below 2^53 either way.
+func appendInt7(to []byte, n int64) []byte {
+	var eight [8]byte
+	binary.BigEndian.PutUint64(eight[:], uint64(n))
+	return append(to, eight[1:]...)
+}
+
+// appendField appends the name of a hash field, after its length.
+func appendField(to []byte, kind byte, name string) []byte {
+	to = append(to, uint8(len(name)+1), kind)
+	return append(to, name...)
+}
+
+// command returns the call of the script, by its hash or by its text. clock is a test clock in microseconds; it is empty in
+// production, where Redis TIME is the only clock.
+func (b *batch) command(verb, script, clock string) onceCmd {
+	args := make([]any, 0, 5+len(b.keys))
+	args = append(args, verb, script, len(b.keys))
+	for _, key := range b.keys {
+		args = append(args, key)
+	}
+	return newOnceCmd(append(args, clock, b.packed())...)
+}
+
+// replyReader reads the reply of the script, a request at a time.
+type replyReader struct {
+	rest []int64
+	now  int64
+	// healed counts keys of a wrong type that were deleted.
+	healed int64
+}
+
+func newReplyReader(reply []int64) (*replyReader, error) {
+	if len(reply) < 2 {
+		return nil, errReply
+	}
+	return &replyReader{now: reply[0], healed: reply[1], rest: reply[2:]}, nil
+}
+
+// next returns the next so many numbers.
+func (r *replyReader) next(n int) ([]int64, error) {
+	if len(r.rest) < n {
+		return nil, errReply
+	}
+	numbers := r.rest[:n]
+	r.rest = r.rest[n:]
+	return numbers, nil
+}
+
+// outcome reads what became of a request with so many charges.
+func (r *replyReader) outcome(charges int) (outcome, error) {
+	kind, err := r.next(1)
+	if err != nil {
+		return outcome{}, err
+	}
+	out := outcome{now: r.now}
+	switch kind[0] {
+	case int64(verdictAllowed):
+		out.tokens, err = r.next(charges)
+	case int64(verdictLimited):
+		out.verdict = verdictLimited
+		var strikes []int64
+		if strikes, err = r.next(1); err == nil {
+			out.strikes = strikes[0]
+			out.tokens, err = r.next(charges)
+		}
+	case int64(verdictBlocked):
+		err = r.block(&out, charges)
+	default:
+		err = errReply
+	}
+	return out, err
+}
+
+func (r *replyReader) block(out *outcome, charges int) error {
+	n, err := r.next(4)
+	if err != nil || n[0] < 1 || n[0] > int64(charges) {
+		return errReply
+	}
+	out.verdict, out.charge, out.until, out.strikes, out.blockStarted = verdictBlocked, int(n[0])-1, n[1], n[2], n[3] == 1
+	return nil
+}
