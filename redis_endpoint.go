@@ -60,6 +60,9 @@ type connection struct {
 	quick, patient *lane
 }
 
+// has says whether a lane is one of the connection's.
+func (c *connection) has(l *lane) bool { return l == c.quick || l == c.patient }
+
 // newEndpoint returns a server that counts as down until a probe says otherwise. It ends with the context.
 func newEndpoint(ctx context.Context, c *redisClient, name string) *endpoint {
 	e := &endpoint{client: c, name: name, up: make(chan struct{}), connecting: true}
@@ -140,21 +143,22 @@ func (e *endpoint) take(ctx context.Context, patient bool, charges []Charge) (ou
 	return conn.quick.take(ctx, charges)
 }
 
-// ended learns from the end of a round trip that began at started.
-func (e *endpoint) ended(started int64, budget time.Duration, err error) {
+// ended learns from the end of a round trip on a lane that began at started.
+func (e *endpoint) ended(l *lane, started int64, err error) {
 	now := processMicros()
 	if classify(err) == classUnavailable {
-		e.failed(started, now, budget, err)
+		e.failed(l, started, now, err)
 	} else {
 		e.breaker.answered(now)
 	}
 }
 
 // failed counts a call without an answer. A master that has become a replica is down at once: it answers nobody who writes, and
-// the way to the new one needs new connections.
-func (e *endpoint) failed(started, now int64, budget time.Duration, err error) {
+// the way to the new one needs new connections. If it has them already, what a late answer on an old one says is known.
+func (e *endpoint) failed(l *lane, started, now int64, err error) {
 	e.mu.Lock()
-	down := e.breaker.failed(started, now, budget.Microseconds()) || isReadOnly(err) && e.breaker.trip(now)
+	demoted := isReadOnly(err) && e.conn.Load().has(l)
+	down := e.breaker.failed(started, now, l.budget.Microseconds()) || demoted && e.breaker.trip(now)
 	var rest time.Duration
 	if down {
 		e.up = make(chan struct{}) // before anybody who sees it down looks for what to wait for
