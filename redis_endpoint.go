@@ -38,7 +38,7 @@ type endpoint struct {
 	dial func() *redis.Client
 	// follow sends a command where a Cluster says that it belongs; nil without one.
 	follow func(ctx context.Context, cmd redis.Cmder) error
-	// lost is told when the server goes down; nil if nobody cares.
+	// lost is told of every round trip without an answer; nil if nobody cares.
 	lost func()
 	// probeKey is a key that the server keeps, if it keeps any.
 	probeKey func() (string, bool)
@@ -165,6 +165,9 @@ func (e *endpoint) failed(l *lane, started, now int64, err error) {
 		rest = e.restLocked()
 	}
 	e.mu.Unlock()
+	if e.lost != nil {
+		e.lost()
+	}
 	if down {
 		e.wentDown(err, rest)
 	}
@@ -174,9 +177,6 @@ func (e *endpoint) wentDown(err error, rest time.Duration) {
 	e.client.log().Warn("redis is down, deciding without it", zap.String("redis", e.name), zap.Error(err))
 	if isReadOnly(err) {
 		e.connect()
-	}
-	if e.lost != nil {
-		e.lost()
 	}
 	go e.probe(e.answers, rest)
 }
