@@ -18,7 +18,10 @@ const (
 var processStores = caddy.NewUsagePool()
 
 // memoryStores are the buckets of this process: those of local zones, and those that stand in for a store that is down.
-type memoryStores struct{ local, shares *memoryStore }
+type memoryStores struct {
+	local, shares *memoryStore
+	refusals      *refusalCache
+}
 
 // Destruct implements caddy.Destructor.
 func (*memoryStores) Destruct() error { return nil }
@@ -94,7 +97,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		a.zones[name] = a.Zones[name]
 	}
 	v, _, err := processStores.LoadOrNew("", func() (caddy.Destructor, error) {
-		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore()}, nil
+		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore(), refusals: newRefusalCache()}, nil
 	})
 	if err != nil {
 		return err

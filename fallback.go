@@ -26,12 +26,14 @@ type remoteStore interface {
 // Limiter decides about requests of one handler. Buckets of zones without a remote store, and those that stand in for it,
 // live in this process, one set for all handlers and configurations.
 type Limiter struct {
-	remote  remoteStore // nil: everything is local
-	local   *memoryStore
-	shares  *memoryStore
-	nodes   int64
-	maxKeys int
-	now     func() int64 // microseconds, monotonic
+	remote remoteStore // nil: everything is local
+	local  *memoryStore
+	shares *memoryStore
+	// refusals are those that the remote store gave a moment ago.
+	refusals *refusalCache
+	nodes    int64
+	maxKeys  int
+	now      func() int64 // microseconds, monotonic
 }
 
 // Decide answers all charges of a request. There is always a decision, never an error. It does not end when the client leaves: a
@@ -44,7 +46,7 @@ func (l *Limiter) Decide(ctx context.Context, charges []Charge) Decision {
 	if len(remote) == 0 {
 		return l.takeLocal(local)
 	}
-	if d, blocked := l.refuseKnown(remote); blocked {
+	if d, refused := l.refuseKnown(remote); refused {
 		return d
 	}
 	ctx = context.WithoutCancel(ctx)
@@ -108,7 +110,15 @@ func (l *Limiter) takeLocal(charges []Charge) Decision {
 func (l *Limiter) takeRemote(ctx context.Context, charges []Charge) Decision {
 	parts := l.remote.split(charges)
 	if parts == nil {
+		if d, refused := l.refuseCached(charges); refused {
+			return d
+		}
 		return l.takePart(ctx, charges)
+	}
+	for _, part := range parts {
+		if d, refused := l.refuseCached(part); refused {
+			return d
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.remote.budget(charges))
 	defer cancel()
@@ -175,7 +185,22 @@ func (l *Limiter) takePart(ctx context.Context, charges []Charge) Decision {
 		return l.standIn(charges)
 	}
 	l.learn(charges, &d)
+	switch {
+	case d.Allowed:
+		l.refusals.took(charges)
+	case d.Reason == ReasonLimited:
+		l.refusals.keep(l.now(), charges, d.tokens)
+	}
 	return d
+}
+
+// refuseCached refuses charges which the store would refuse, by what it said a moment ago.
+func (l *Limiter) refuseCached(charges []Charge) (Decision, bool) {
+	out, refused := l.refusals.refuse(l.now(), charges)
+	if !refused {
+		return Decision{}, false
+	}
+	return out.decision(charges, SourceCache), true
 }
 
 // standIn decides in place of a store that does not answer. Its refusals are never strikes; a block known before holds.

@@ -88,5 +88,5 @@ func (l *Limiter) knownBlock(c *Charge) (Decision, bool) {
 
 func blockedUntil(now, until int64, c Charge) Decision {
 	out := outcome{verdict: verdictBlocked, now: now, until: until}
-	return out.decision([]Charge{c}, SourceShare)
+	return out.decision([]Charge{c}, SourceCache)
 }

@@ -27,7 +27,7 @@ func (*scriptedStore) retryAfter(*Charge) time.Duration   { return 3 * time.Seco
 func newTestLimiter(remote remoteStore, nodes int64) (*Limiter, *int64) {
 	now := int64(1_764_550_000_000_000)
 	return &Limiter{
-		remote: remote, local: newMemoryStore(), shares: newMemoryStore(),
+		remote: remote, local: newMemoryStore(), shares: newMemoryStore(), refusals: newRefusalCache(),
 		nodes: nodes, maxKeys: 1000, now: func() int64 { return now },
 	}, &now
 }
@@ -49,7 +49,7 @@ func admitted(l *Limiter, n int, charges ...Charge) int {
 
 // A refusal by the remote store is final: if it led to the fallback, every client would have its limit twice.
 func TestRefusalIsNoFailure(t *testing.T) {
-	l, _ := newTestLimiter(&scriptedStore{decision: Decision{Reason: ReasonLimited, Zone: "api", RetryAfter: time.Second}}, 1)
+	l, _ := newTestLimiter(&scriptedStore{decision: Decision{Reason: ReasonLimited, Zone: "api", RetryAfter: time.Second, tokens: []int64{0}}}, 1)
 	if n := admitted(l, 10, testCharge("api", 5)); n != 0 {
 		t.Errorf("%d requests passed after the store refused them", n)
 	}
@@ -163,7 +163,7 @@ func TestBlockHoldsWhereRequestsAreLetThrough(t *testing.T) {
 
 // Zones in the process and zones in Redis are charged together or not at all.
 func TestLocalZoneGetsItsTokensBack(t *testing.T) {
-	remote := &scriptedStore{decision: Decision{Reason: ReasonLimited, Zone: "fine", RetryAfter: time.Second}}
+	remote := &scriptedStore{decision: Decision{Reason: ReasonLimited, Zone: "fine", RetryAfter: time.Second, tokens: []int64{0}}}
 	l, _ := newTestLimiter(remote, 1)
 	coarse := testCharge("coarse", 10)
 	coarse.Local = true

@@ -21,7 +21,8 @@
 //	redis_endpoint.go  one server: whether it is up, how it is probed; breaker.go says whether it is worth a try
 //	redis_lane.go   batches of decisions on their way to a server and back; redis_script.go is how the script is spoken to
 //	redis_errors.go what the end of a call means
-//	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers blocks
+//	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers
+//	                blocks, and refusals.go refusals
 //	shed.go         slots for requests in flight
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	admin.go        what operators see and change
@@ -212,7 +213,7 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 	}
 	nodes := cmp.Or(h.Nodes, h.app.Nodes, 1)
 	h.limiter = &Limiter{
-		local: h.app.stores.local, shares: h.app.stores.shares,
+		local: h.app.stores.local, shares: h.app.stores.shares, refusals: h.app.stores.refusals,
 		nodes: int64(nodes), maxKeys: int(h.app.MaxKeys), now: processMicros,
 	}
 	server := h.redisConfig()

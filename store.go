@@ -95,6 +95,8 @@ const (
 	SourceRedis
 	// SourceShare is this process in place of Redis.
 	SourceShare
+	// SourceCache is this process, by what Redis said a moment ago.
+	SourceCache
 )
 
 // Decision is the answer to all charges of a request, described by the zone that binds: the one with the
@@ -115,6 +117,8 @@ type Decision struct {
 	ResetAfter time.Duration
 	// Now is the time of the decision in microseconds since 1970, by the clock that decided.
 	Now int64
+	// tokens is what is left in the bucket of each charge, in millionths; nil where a client is blocked.
+	tokens []int64
 	// fraction is the remaining part of the burst, by which the decisions of two stores are compared.
 	fraction float64
 

@@ -147,7 +147,7 @@ func strike(charges []Charge, states []state, out *outcome) {
 
 // decision puts an outcome into the words of the zone that binds.
 func (out *outcome) decision(charges []Charge, source Source) Decision {
-	d := Decision{Source: source, Now: out.now, Strikes: out.strikes, BlockStarted: out.blockStarted}
+	d := Decision{Source: source, Now: out.now, Strikes: out.strikes, BlockStarted: out.blockStarted, tokens: out.tokens}
 	switch out.verdict {
 	case verdictBlocked:
 		out.describeBlock(&d, &charges[out.charge])
