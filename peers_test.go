@@ -28,7 +28,7 @@ func peers(t *testing.T, n int, settings redisSettings) []*Limiter {
 		t.Cleanup(func() { releaseRedis(client) })
 		nodes[i] = &Limiter{
 			remote: &redisStore{client: client, prefix: settings.prefix}, local: newMemoryStore(), shares: newMemoryStore(),
-			nodes: int64(n), maxKeys: 1000, now: processMicros,
+			refusals: newRefusalCache(), nodes: int64(n), maxKeys: 1000, now: processMicros,
 		}
 	}
 	return nodes
@@ -48,15 +48,15 @@ func clusterSettings(c *redistest.Cluster, timeout, patience time.Duration) redi
 	}
 }
 
-// keyOf returns where Redis keeps what is known of an identity.
-func keyOf(id ID) string { return (&redisStore{prefix: "tollgate"}).key(id) }
+// redisKeyOf returns where Redis keeps what is known of an identity.
+func redisKeyOf(id ID) string { return (&redisStore{prefix: "tollgate"}).key(id) }
 
 // idsApart returns an identity of each master.
 func idsApart(c *redistest.Cluster) []ID {
 	var ids []ID
 	var keepers []*redistest.Server
 	for i := byte(1); len(ids) < len(c.Masters); i++ {
-		if keeper := c.MasterOf(keyOf(ID{i})); !slices.Contains(keepers, keeper) {
+		if keeper := c.MasterOf(redisKeyOf(ID{i})); !slices.Contains(keepers, keeper) {
 			ids, keepers = append(ids, ID{i}), append(keepers, keeper)
 		}
 	}
@@ -93,6 +93,9 @@ func rush(nodes []*Limiter, requests int, charges ...Charge) map[ending]int {
 		wg.Go(func() {
 			for i := sent.Add(1); i <= int64(requests); i = sent.Add(1) {
 				d := nodes[int(i)%len(nodes)].Decide(context.Background(), slices.Clone(charges))
+				if d.Source == SourceCache { // what Redis said a moment ago
+					d.Source = SourceRedis
+				}
 				mu.Lock()
 				total[ending{d.Reason, d.Source}]++
 				mu.Unlock()

@@ -28,7 +28,7 @@ func replicatedBySentinels(t *testing.T) (replicated, redisSettings) {
 
 func replicatedInCluster(t *testing.T) (replicated, redisSettings) {
 	c := redistest.StartCluster(t, redistest.ClusterOptions{Proxies: true, Args: []string{"--cluster-require-full-coverage", "no"}})
-	master := c.MasterOf(keyOf(ID{1}))
+	master := c.MasterOf(redisKeyOf(ID{1}))
 	pair := replicated{master, replicaOf(c, master), func() { c.AwaitFailover(master) }}
 	return pair, clusterSettings(c, 300*time.Millisecond, 600*time.Millisecond)
 }
@@ -124,10 +124,10 @@ func checkLostBlock(t *testing.T, pair *replicated, nodes []*Limiter, c Charge) 
 	pair.master.Kill()
 	pair.await()
 	known := time.Now()
-	if pair.replica.Do("hget", keyOf(c.ID), "p") != nil {
+	if pair.replica.Do("hget", redisKeyOf(c.ID), "p") != nil {
 		t.Log("the block was set again before the test could see that it was lost")
 	}
-	proc.Eventually(t, "the block is in Redis again", func() bool { return pair.replica.Do("hget", keyOf(c.ID), "p") != nil })
+	proc.Eventually(t, "the block is in Redis again", func() bool { return pair.replica.Do("hget", redisKeyOf(c.ID), "p") != nil })
 	t.Logf("set again %.2f s after the new master was known", time.Since(known).Seconds())
 	if time.Since(known) > 6*time.Second {
 		t.Error("want that within the 5 s after which a node asks again")

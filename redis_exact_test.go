@@ -48,7 +48,7 @@ func left(t *testing.T, node *Limiter, c Charge) int64 {
 
 // strikesOf returns how many strikes a server has of an identity.
 func strikesOf(server *redistest.Server, id ID) int {
-	record, _ := server.Do("hget", keyOf(id), "p").(string)
+	record, _ := server.Do("hget", redisKeyOf(id), "p").(string)
 	if len(record) != 17 {
 		return 0
 	}
@@ -100,19 +100,19 @@ func TestExactOverTwoMasters(t *testing.T) {
 	if got := left(t, nodes[1], address); got != 150 {
 		t.Errorf("%d tokens left of the address, want 150: what the other zone refused was given back", got)
 	}
-	if got := strikesOf(c.MasterOf(keyOf(global.ID)), global.ID); got != 0 {
+	if got := strikesOf(c.MasterOf(redisKeyOf(global.ID)), global.ID); got != 0 {
 		t.Errorf("%d strikes by the zone that was asked second", got)
 	}
-	if got := strikesOf(c.MasterOf(keyOf(address.ID)), address.ID); got != 0 {
+	if got := strikesOf(c.MasterOf(redisKeyOf(address.ID)), address.ID); got != 0 {
 		t.Errorf("%d strikes of the address, which had tokens for all clients at every moment", got)
 	}
 
 	rush(nodes, 149, address)
 	wantExactly(t, nodes, 0, address, global)
-	if got := strikesOf(c.MasterOf(keyOf(address.ID)), address.ID); got != 600 {
+	if got := strikesOf(c.MasterOf(redisKeyOf(address.ID)), address.ID); got != 600 {
 		t.Errorf("%d strikes for 600 refusals by the zone that was asked first", got)
 	}
-	if got := strikesOf(c.MasterOf(keyOf(global.ID)), global.ID); got != 0 {
+	if got := strikesOf(c.MasterOf(redisKeyOf(global.ID)), global.ID); got != 0 {
 		t.Errorf("%d strikes by the zone that was asked second", got)
 	}
 }

@@ -72,7 +72,7 @@ func nothing() {}
 // awaitReplicated waits until a replica knows of a bucket.
 func awaitReplicated(t *testing.T, replica *redistest.Server, id ID) {
 	t.Helper()
-	proc.Eventually(t, "the bucket is replicated", func() bool { return replica.Do("hget", keyOf(id), "z"+routeAPI) != nil })
+	proc.Eventually(t, "the bucket is replicated", func() bool { return replica.Do("hget", redisKeyOf(id), "z"+routeAPI) != nil })
 }
 
 func becomesReplica(t *testing.T, old *redistest.Server) func() {
@@ -149,7 +149,7 @@ func TestFailoverOnCluster(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := redistest.StartCluster(t, redistest.ClusterOptions{Args: []string{"--cluster-require-full-coverage", "no"}})
 			ids := idsApart(c)
-			master := c.MasterOf(keyOf(ids[0]))
+			master := c.MasterOf(redisKeyOf(ids[0]))
 			f := prepare(t, master, replicaOf(c, master))
 			f.replaced = func() { c.AwaitFailover(master) }
 			a := &asker{nodes: peers(t, 3, clusterSettings(c, 400*time.Millisecond, 800*time.Millisecond)), master: ids[0], other: ids[1]}
