@@ -4,10 +4,19 @@ GOLANGCI_LINT_VERSION := 2.15.0
 MODULE := github.com/caddy-tollgate/ratelimit
 FUZZTIME ?= 1m
 
-.PHONY: help tools test lint xcaddy run soak fuzz bench clean
+# What `make bench` measures: how many rounds of which length, which scenarios (a regular expression; all), and against whom else
+# ("name=command url"). Only a report of all scenarios goes to docs.
+ROUNDS ?= 7
+DURATION ?= 2s
+SCENARIO ?=
+BENCH_RIVAL ?=
+BENCH_DOCS ?= $(if $(SCENARIO),,$(CURDIR)/docs)
+export ROUNDS DURATION SCENARIO BENCH_RIVAL
+
+.PHONY: help tools test lint xcaddy run soak fuzz bench microbench clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 tools: ## Install redis-server and curl if they are missing
 	@.ci/install-tools
@@ -20,7 +29,7 @@ test: tools ## Run all tests with the race detector
 lint: bin/golangci-lint-$(GOLANGCI_LINT_VERSION) ## Check the code, go.mod and go.sum
 	$< run --allow-parallel-runners ./...
 	go mod tidy -diff
-	go vet ./...
+	go vet -tags bench,soak ./...
 
 bin/golangci-lint-$(GOLANGCI_LINT_VERSION):
 	GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_LINT_VERSION)
@@ -45,7 +54,10 @@ fuzz: ## Run every fuzz test for FUZZTIME
 		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) . || exit 1; \
 	done
 
-bench: ## Run the benchmarks
+bench: tools ## Measure what it costs against the same Caddy without it: ROUNDS, DURATION, SCENARIO, BENCH_RIVAL
+	BENCH_DOCS=$(abspath $(BENCH_DOCS)) go test -tags bench -count=1 -run '^TestBench$$' -v -timeout 4h ./internal/bench
+
+microbench: ## Run the benchmarks of single functions
 	go test -run '^$$' -bench . -benchmem .
 
 clean: ## Remove what was built

@@ -1,7 +1,7 @@
 package ratelimit
 
 // This file reads the directive and the global option, and the blocks that they have in common, from a Caddyfile.
-// caddyfile_zone.go reads a zone, caddyfile_names.go compares what has one name in several places, and caddyfile_block.go,
+// caddyfile_zone.go reads a zone, caddyfile_redis.go how Redis is reached, caddyfile_names.go compares what has one name in several places, and caddyfile_block.go,
 // caddyfile_value.go and caddyfile_unknown.go are the tools of all.
 
 import (
@@ -24,7 +24,7 @@ func init() {
 // parseDirective reads the directive:
 //
 //	rate_limit [<matcher>] {
-//		redis   <address> { timeout <duration> sensitive_timeout <duration> } | off
+//		redis   [<address> …] { … } | off
 //		nodes   <n>
 //		exempt  <matcher>
 //		zone    <name> [{ … }]
@@ -77,7 +77,7 @@ func handlerOptions(b blockReader, h *Handler) optionTable {
 // parseGlobalOption reads the global option:
 //
 //	rate_limit {
-//		redis      <address> { … } | off
+//		redis      [<address> …] { … } | off
 //		nodes      <n>
 //		key_secret <text>
 //		prefix     <word>
@@ -125,57 +125,6 @@ func appOptions(b blockReader, a *App) optionTable {
 		"max_keys":   once(whole(b, &a.MaxKeys, 1, math.MaxInt32)),
 		"penalty":    once(b.penalty(&a.Penalty)),
 		"zone":       repeatable(b.zone(a.Zones)),
-	}
-}
-
-// redis reads `redis <address> { … }` or `redis off`. No error repeats an argument: it can hold a password.
-func (b blockReader) redis(to **Redis) func() error {
-	const noAddress = "an address: perhaps an environment variable is empty; write redis off to do without Redis"
-	return b.value(noAddress, func(_, address string) error {
-		if strings.TrimSpace(address) == "" {
-			return b.errorf("redis needs " + noAddress)
-		}
-		b := b.in("redis")
-		server := new(Redis)
-		*to = server
-		switch more := b.CountRemainingArgs() > 0; {
-		case address == "off" && more:
-			return b.errorf("off takes no argument")
-		case address == "off":
-			server.Off = true
-			return b.end("off")
-		case more:
-			return b.errorf("more than one argument: several addresses are not supported yet, and spaces need quotes")
-		case strings.Contains(address, "{http."):
-			return b.errorf("the address cannot depend on a request: use {env.NAME}, or {file.…} with the absolute path of a file")
-		}
-		if !strings.Contains(address, "{") {
-			if err := new(redisSettings).dial(address); err != nil {
-				return b.errorf("%w", err)
-			}
-		}
-		server.Address = []string{address}
-		_, err := b.block(redisOptions(b, server))
-		return err
-	})
-}
-
-func redisOptions(b blockReader, r *Redis) optionTable {
-	const inAddress = "write it into the address, like redis://user:password@host:6379/0"
-	return optionTable{
-		"timeout":           once(b.duration(&r.Timeout, 1)),
-		"sensitive_timeout": once(b.duration(&r.SensitiveTimeout, 1)),
-		"username":          notYet(inAddress),
-		"password":          notYet(inAddress),
-		"db":                notYet(inAddress),
-		"address":           notYet("write it behind redis"),
-		"sentinel":          notYet(""),
-		"master_name":       notYet(""),
-		"cluster":           notYet(""),
-		"tls":               notYet(""),
-		"tls_enabled":       notYet(""),
-		"pool":              notYet(""),
-		"pool_size":         notYet(""),
 	}
 }
 

@@ -13,6 +13,7 @@ type wrong struct{ text, want string }
 const (
 	knownInZone   = "known here: burst, cost, dry_run, headers, ipv4_prefix, ipv6_prefix, key, match, on_empty, on_store_error, penalty, rate, sensitive, store"
 	knownInBlock  = "known here: answer, dry_run, exempt, headers, jitter, log_key, nodes, penalty, redis, reset, shed, zone"
+	knownInRedis  = "known here: address, cluster, db, master_name, password, pool_size, sensitive_timeout, sentinel_password, sentinel_username, timeout, tls_client_cert_path, tls_client_cert_pem, tls_client_key_path, tls_client_key_pem, tls_enabled, tls_insecure, tls_server_certs_path, tls_server_certs_pem, tls_server_name, username"
 	knownInGlobal = "known here: key_secret, max_keys, nodes, penalty, prefix, redis, zone"
 )
 
@@ -132,19 +133,6 @@ var wrongInBlock = []wrong{
 	{`redis ""`, `rate_limit: redis needs an address: perhaps an environment variable is empty; write redis off to do without Redis, at Caddyfile:3`},
 	{`redis {$TOLLGATE_TEST_UNSET}`, `rate_limit: redis needs an address: perhaps an environment variable is empty; write redis off to do without Redis, at Caddyfile:3`},
 	{"redis {\ntimeout 1s\n}", `rate_limit: redis needs an address: perhaps an environment variable is empty; write redis off to do without Redis, at Caddyfile:3`},
-	{`redis a:1 b:2`, `redis: more than one argument: several addresses are not supported yet, and spaces need quotes, at Caddyfile:3`},
-	{"redis off {\ntimeout 1s\n}", `redis: off takes no block, at Caddyfile:3`},
-	{`redis off now`, `redis: off takes no argument, at Caddyfile:3`},
-	{`redis redis://:hunter2@{http.request.host}`, `redis: the address cannot depend on a request: use {env.NAME}, or {file.…} with the absolute path of a file, at Caddyfile:3`},
-	{"redis a:1 {\ntimeout 50\n}", `redis: timeout "50": write a duration above 0 and below 10 years, like 50ms, 10s or 1h, at Caddyfile:4`},
-	{"redis a:1 {\ntimeout 0s\n}", `redis: timeout "0s": write a duration above 0 and below 10 years, like 50ms, 10s or 1h, at Caddyfile:4`},
-	{"redis a:1 {\ntimeout -1s\n}", `redis: timeout "-1s": write a duration above 0 and below 10 years, like 50ms, 10s or 1h, at Caddyfile:4`},
-	{"redis a:1 {\nsensitive_timeout forever\n}", `redis: sensitive_timeout "forever": write a duration above 0 and below 10 years, like 50ms, 10s or 1h, at Caddyfile:4`},
-	{"redis a:1 {\npassword hunter2\n}", `redis: password is not supported yet: write it into the address, like redis://user:password@host:6379/0, at Caddyfile:4`},
-	{"redis a:1 {\nsentinel main\n}", `redis: sentinel is not supported yet, at Caddyfile:4`},
-	{"redis a:1 {\ncluster\n}", `redis: cluster is not supported yet, at Caddyfile:4`},
-	{"redis a:1 {\nredis://:hunter2@b:1\n}", `redis: a URL is no option; known here: sensitive_timeout, timeout, at Caddyfile:4`},
-	{"redis a:1 {\ntimout 1s\n}", `redis: unknown option "timout" (did you mean timeout?); known here: sensitive_timeout, timeout, at Caddyfile:4`},
 	{"redis a:1\nredis off", `rate_limit: redis is set already at Caddyfile:3, at Caddyfile:4`},
 	{`nodes 0`, `rate_limit: nodes "0": write a whole number from 1 to 2147483647, at Caddyfile:3`},
 	{`nodes auto 3`, `rate_limit: nodes auto is not supported yet, at Caddyfile:3`},
@@ -183,6 +171,86 @@ var wrongInBlock = []wrong{
 	{`dry_run off`, `rate_limit: dry_run: unexpected argument "off", at Caddyfile:3`},
 	{"distributed {\nread_interval 5s\n}", `rate_limit: unknown option "distributed": write redis <address> to share limits between nodes; ` + knownInBlock + `, at Caddyfile:3`},
 	{`@api path /api`, `rate_limit: unknown option "@api": named matchers are defined in the site, beside rate_limit; ` + knownInBlock + `, at Caddyfile:3`},
+}
+
+// Lines in a block about Redis; the first of them is line 3, where the block begins.
+var wrongInRedis = []wrong{
+	// Addresses.
+	{"redis off {\ntimeout 1s\n}", `redis: off takes no block, at Caddyfile:3`},
+	{`redis off now`, `redis: off takes no argument, at Caddyfile:3`},
+	{`redis a:1 off`, `redis: the address has no port: write host:port, or a URL like redis://host:6379/0, at Caddyfile:3`},
+	{`redis a:1 ""`, `rate_limit: redis needs an address: perhaps an environment variable is empty; write redis off to do without Redis, at Caddyfile:3`},
+	{`redis hunter2`, `redis: the address has no port: write host:port, or a URL like redis://host:6379/0, at Caddyfile:3`},
+	{`redis hunter2@a:1`, `redis: the address is more than host:port: write user and password as username and password, or as a URL like redis://user:password@host:6379/0, at Caddyfile:3`},
+	{`redis hunter2://a:1`, `redis: the URL must begin with redis://, rediss:// or unix://, at Caddyfile:3`},
+	{`redis redis://:hunter2@{http.request.host}`, `redis: the address cannot depend on a request: use {env.NAME}, or {file.…} with the absolute path of a file, at Caddyfile:3`},
+	{`redis a:1 b:2`, `redis: several addresses are one Redis only with cluster, or with master_name and the addresses of its Sentinels: write one of these, at Caddyfile:3`},
+	{`redis a:1,b:2`, `redis: several addresses are one Redis only with cluster, or with master_name and the addresses of its Sentinels: write one of these, at Caddyfile:3`},
+	{`redis a:1,`, `redis: the address has no port: write host:port, or a URL like redis://host:6379/0, at Caddyfile:3`},
+	{"redis a:1 redis://:hunter2@b:1 {\ncluster\n}", `redis: with several addresses, write each as host:port, and what else stands in a URL as username, password, db and tls_enabled, at Caddyfile:3`},
+	{"redis cluster {\naddress a:1\n}", `redis: cluster is no address: write the addresses behind redis, and cluster into the block, at Caddyfile:3`},
+	{"redis failover {\naddress a:1\n}", `redis: failover is no address: write the addresses of the Sentinels behind redis, and master_name into the block, at Caddyfile:3`},
+	{"redis {\naddress\n}", `redis: address needs an address: perhaps an environment variable is empty; write redis off to do without Redis, at Caddyfile:4`},
+	{"redis {\naddress a:1 b\n}", `redis: the address has no port: write host:port, or a URL like redis://host:6379/0, at Caddyfile:4`},
+	{"redis a:1 {\naddress b:1\n}", `redis: addresses stand behind redis already: write all of them there or all here, at Caddyfile:4`},
+	{"redis {\naddress unix:///a unix:///b\ncluster\n}", `redis: with several addresses, write each as host:port, and what else stands in a URL as username, password, db and tls_enabled, at Caddyfile:3`},
+	// Values.
+	{"redis a:1 {\ntimeout 50\n}", `redis: timeout "50": write a duration above 0 and below 10 years, with its unit, like 50ms, 10s or 1h, at Caddyfile:4`},
+	{"redis a:1 {\ntimeout 0s\n}", `redis: timeout "0s": write a duration above 0 and below 10 years, with its unit, like 50ms, 10s or 1h, at Caddyfile:4`},
+	{"redis a:1 {\ntimeout -1s\n}", `redis: timeout "-1s": write a duration above 0 and below 10 years, with its unit, like 50ms, 10s or 1h, at Caddyfile:4`},
+	{"redis a:1 {\nsensitive_timeout forever\n}", `redis: sensitive_timeout "forever": write a duration above 0 and below 10 years, with its unit, like 50ms, 10s or 1h, at Caddyfile:4`},
+	{"redis a:1 {\ntimeout 1s\nsensitive_timeout 900ms\n}", `redis: timeout must be at least 1ms and sensitive_timeout at least timeout, got 1s and 900ms, at Caddyfile:3`},
+	{"redis a:1 {\ndb one\n}", `redis: db "one": write a whole number from 0 to 2147483647, at Caddyfile:4`},
+	{"redis a:1 {\ndb -1\n}", `redis: db "-1": write a whole number from 0 to 2147483647, at Caddyfile:4`},
+	{"redis a:1 {\npool_size 0\n}", `redis: pool_size "0": write a whole number from 3 to 10000, at Caddyfile:4`},
+	{"redis a:1 {\ncluster yes\n}", `redis: cluster "yes": write on, off, true or false, at Caddyfile:4`},
+	{"redis a:1 {\ncluster on off\n}", `redis: cluster has more than one argument: text with spaces needs quotes, at Caddyfile:4`},
+	{"redis a:1 {\ncluster {\n}\n}", `redis: cluster takes no block, at Caddyfile:4`},
+	{"redis a:1 {\ncluster \"\"\n}", `redis: cluster is empty: perhaps an environment variable is; leave cluster out to do without, at Caddyfile:4`},
+	{"redis a:1 {\ntls_enabled 1\n}", `redis: tls_enabled "1": write on, off, true or false, at Caddyfile:4`},
+	{"redis a:1 {\npassword\n}", `redis: password needs an argument: perhaps an environment variable is empty, at Caddyfile:4`},
+	{"redis a:1 {\npassword hunter2 hunter2\n}", `redis: password has more than one argument: text with spaces needs quotes, at Caddyfile:4`},
+	{"redis a:1 {\npassword {http.request.header.hunter}\n}", `redis: password cannot depend on a request: use {env.NAME}, or {file.…} with the absolute path of a file, at Caddyfile:4`},
+	{"redis a:1 {\npassword {file.hunter}\n}", `redis: password cannot depend on a request: use {env.NAME}, or {file.…} with the absolute path of a file, at Caddyfile:4`},
+	{"redis a:1 {\npassword hunter2\npassword hunter2\n}", `redis: password is set already at Caddyfile:4, at Caddyfile:5`},
+	{"redis a:1 {\ntls_client_key_pem -----BEGIN hunter2\n}", `redis: tls_client_key_pem has more than one argument: text with spaces needs quotes, at Caddyfile:4`},
+	{"redis a:1 {\ntls_client_key_path \"-----BEGIN hunter2\"\n}", `redis: tls_client_key_path: this is the text of a certificate or a key, not the path of a file: write the option that ends with _pem, at Caddyfile:4`},
+	{"redis rediss://a:1 {\ntls_server_certs_pem hunter2\n}", `redis: tls_server_certs holds no certificate: it must be PEM, -----BEGIN CERTIFICATE----- and so on; a file is named by tls_server_certs_path, at Caddyfile:3`},
+	{"redis rediss://a:1 {\ntls_client_cert_pem hunter2\ntls_client_key_pem hunter2\n}", `redis: tls_client_cert and tls_client_key must be PEM and belong together: tls: failed to find any PEM data in certificate input, at Caddyfile:3`},
+	// Combinations.
+	{"redis redis://hunter:hunter2@a:1 {\nusername bob\n}", `redis: username stands in the URL and in the block: write it in one of them, at Caddyfile:3`},
+	{"redis redis://:hunter2@a:1 {\npassword hunter2\n}", `redis: password stands in the URL and in the block: write it in one of them, at Caddyfile:3`},
+	{"redis redis://a:1/0 {\ndb 1\n}", `redis: db stands in the URL and in the block: write it in one of them, at Caddyfile:3`},
+	{"redis unix:///run/redis.sock?db=0 {\ndb 1\n}", `redis: db stands in the URL and in the block: write it in one of them, at Caddyfile:3`},
+	{"redis rediss://a:1 {\ntls_enabled off\n}", `redis: the URL begins with rediss, which is TLS, but tls_enabled is off: write redis://, or leave tls_enabled out, at Caddyfile:3`},
+	{"redis a:1 {\ncluster\nmaster_name main\n}", `redis: cluster and master_name are two ways to run Redis: write cluster for a Redis Cluster, or master_name for a master that Sentinels watch, at Caddyfile:3`},
+	{"redis a:1 {\ncluster\ndb 1\n}", `redis: a Redis Cluster has no db but 0: leave it out, and tell environments apart by prefix, at Caddyfile:3`},
+	{"redis redis://a:1/2 {\ncluster\n}", `redis: a Redis Cluster has no db but 0: leave it out, and tell environments apart by prefix, at Caddyfile:3`},
+	{"redis a:1 {\nsentinel_password {env.HUNTER}\n}", `redis: sentinel_username and sentinel_password are for Sentinels: write master_name too, or username and password for Redis itself, at Caddyfile:3`},
+	{"redis a:1 {\ncluster\nsentinel_username hunter2\n}", `redis: sentinel_username and sentinel_password are for Sentinels: write master_name too, or username and password for Redis itself, at Caddyfile:3`},
+	{"redis a:1 {\nusername bob\n}", `redis: username needs a password: Redis is told both or none, at Caddyfile:3`},
+	{"redis a:1 {\nmaster_name main\nsentinel_username bob\n}", `redis: sentinel_username needs a sentinel_password: Sentinels are told both or none, at Caddyfile:3`},
+	{"redis unix:///run/redis.sock {\ncluster\n}", `redis: cluster and master_name need addresses as host:port: a unix socket leads to one server only, at Caddyfile:3`},
+	{"redis unix:///run/redis.sock {\nmaster_name main\n}", `redis: cluster and master_name need addresses as host:port: a unix socket leads to one server only, at Caddyfile:3`},
+	{"redis unix:///run/redis.sock {\ntls_enabled\n}", `redis: a unix socket does not leave this machine and has no TLS: leave tls_enabled out, at Caddyfile:3`},
+	{"redis a:1 {\ntls_server_name a\n}", `redis: there are tls_ options, but TLS is off: write tls_enabled or a URL that begins with rediss://, or leave them out, at Caddyfile:3`},
+	{"redis a:1 {\ntls_enabled off\ntls_insecure\n}", `redis: there are tls_ options, but TLS is off: write tls_enabled or a URL that begins with rediss://, or leave them out, at Caddyfile:3`},
+	{"redis a:1 {\ntls_enabled\ntls_client_cert_path /a.crt\n}", `redis: tls_client_cert needs its key: write tls_client_key_path or tls_client_key_pem, at Caddyfile:3`},
+	{"redis a:1 {\ntls_enabled\ntls_client_key_pem {env.HUNTER}\n}", `redis: tls_client_key needs its certificate: write tls_client_cert_path or tls_client_cert_pem, at Caddyfile:3`},
+	{"redis a:1 {\ntls_enabled\ntls_server_certs_path /a.crt\ntls_server_certs_pem {env.HUNTER}\n}", `redis: tls_server_certs_path and tls_server_certs_pem say the same: write one of them, at Caddyfile:3`},
+	// Words.
+	{"redis a:1 {\nredis://:hunter2@b:1\n}", `redis: a URL is no option; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\ntimout 1s\n}", `redis: unknown option "timout" (did you mean timeout?); ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\npasword hunter2\n}", `redis: unknown option "pasword" (did you mean password?); ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\nsentinel main\n}", `redis: unknown option "sentinel": write master_name, and the addresses of the Sentinels behind redis; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\nhost a\nport 1\n}", `redis: unknown option "host": write host:port behind redis; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\nkey_prefix caddy\n}", `redis: unknown option "key_prefix": write prefix in the global option rate_limit; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\nprefix caddy\n}", `redis: unknown option "prefix": it belongs in the global option rate_limit; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\nroute_by_latency\n}", `redis: unknown option "route_by_latency": masters make all decisions: leave it out; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\nencryption_key hunter2\n}", `redis: unknown option "encryption_key": keys are hashed under key_secret, and nothing else is secret: leave it out; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\nclient_type failover\n}", `redis: unknown option "client_type": write cluster, or master_name for Sentinel, or neither; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\npool 8\n}", `redis: unknown option "pool": write pool_size; ` + knownInRedis + `, at Caddyfile:4`},
+	{"redis a:1 {\ntls_server_certs /a.crt\n}", `redis: unknown option "tls_server_certs": write tls_server_certs_path or tls_server_certs_pem; ` + knownInRedis + `, at Caddyfile:4`},
 }
 
 // Lines in the global option's block; the first of them is line 3.
@@ -416,6 +484,7 @@ func TestCaddyfileErrors(t *testing.T) {
 	}{
 		{inZone, inDirective, wrongInZone},
 		{inBlock, inDirective, wrongInBlock},
+		{inBlock, inDirective, wrongInRedis},
 		{inGlobal, inDirective, wrongInGlobal},
 		{"%s", "parsing caddyfile tokens for ", wrongFiles},
 	} {
@@ -440,9 +509,8 @@ func TestCaddyfileLaterOptions(t *testing.T) {
 				continue
 			}
 			config, ok := map[string]string{
-				"a zone":          fmt.Sprintf(inZone, word),
-				"the shed block":  fmt.Sprintf(inBlock, "shed {\n"+word+"\n}"),
-				"the redis block": fmt.Sprintf(inBlock, "redis localhost:6379 {\n"+word+"\n}"),
+				"a zone":         fmt.Sprintf(inZone, word),
+				"the shed block": fmt.Sprintf(inBlock, "shed {\n"+word+"\n}"),
 			}[room.name]
 			if !ok {
 				t.Errorf("no test for %s, which belongs in %s", word, room.name)
@@ -482,6 +550,11 @@ func TestOtherWordsAreNoOptions(t *testing.T) {
 				t.Errorf("%s is an option in %s", word, room.name)
 			}
 		}
+		for word := range otherRedisWords {
+			if room.name == "the redis block" && slices.Contains(room.table.known(), word) {
+				t.Errorf("%s is an option in %s", word, room.name)
+			}
+		}
 	}
 }
 
@@ -491,7 +564,7 @@ func TestCaddyfileErrorsInValidate(t *testing.T) {
 	for _, in := range []struct {
 		around string
 		rows   []wrong
-	}{{inZone, wrongInZone}, {inBlock, wrongInBlock}, {inGlobal, wrongInGlobal}, {"%s", wrongFiles}} {
+	}{{inZone, wrongInZone}, {inBlock, wrongInBlock}, {inBlock, wrongInRedis}, {inGlobal, wrongInGlobal}, {"%s", wrongFiles}} {
 		for _, row := range in.rows {
 			configs = append(configs, wrong{fmt.Sprintf(in.around, row.text), row.want})
 		}

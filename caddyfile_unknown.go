@@ -30,6 +30,27 @@ var otherWords = map[string]string{
 	"max_in_flight":   "write the number behind shed, like shed 100",
 }
 
+// otherRedisWords are options of Caddy's storages in Redis, and what they are called in a redis block.
+var otherRedisWords = map[string]string{
+	"host":             "write host:port behind redis",
+	"port":             "write host:port behind redis",
+	"url":              "write it behind redis",
+	"key_prefix":       "write prefix in the global option rate_limit",
+	"route_by_latency": "masters make all decisions: leave it out",
+	"route_randomly":   "masters make all decisions: leave it out",
+	"encryption_key":   "keys are hashed under key_secret, and nothing else is secret: leave it out",
+	"compression":      "nothing is large enough: leave it out",
+	"storage":          "buckets are all that is kept: leave it out",
+	"client_type":      "write cluster, or master_name for Sentinel, or neither",
+	"failover":         "write master_name, and the addresses of the Sentinels behind redis",
+	"sentinel":         "write master_name, and the addresses of the Sentinels behind redis",
+	"pool":             "write pool_size",
+	"tls":              "write tls_enabled",
+	"tls_server_certs": "write tls_server_certs_path or tls_server_certs_pem",
+	"tls_client_cert":  "write tls_client_cert_path or tls_client_cert_pem",
+	"tls_client_key":   "write tls_client_key_path or tls_client_key_pem",
+}
+
 // unknown is the error for an option that the block does not have.
 func (b blockReader) unknown(word string, known []string) error {
 	list := "; known here: " + strings.Join(known, ", ")
@@ -43,7 +64,7 @@ func (b blockReader) guess(word string, known []string) string {
 	if strings.HasPrefix(word, "@") {
 		return ": named matchers are defined in the site, beside rate_limit"
 	}
-	if hint, ok := otherWords[word]; ok {
+	if hint := b.otherWord(word); hint != "" {
 		return ": " + hint
 	}
 	for _, room := range b.rooms() {
@@ -55,6 +76,13 @@ func (b blockReader) guess(word string, known []string) string {
 		return " (did you mean " + near + "?)"
 	}
 	return ""
+}
+
+func (b blockReader) otherWord(word string) string {
+	if hint, ok := otherRedisWords[word]; ok && b.subject == "redis" {
+		return hint
+	}
+	return otherWords[word]
 }
 
 type room struct {

@@ -31,12 +31,24 @@ func TestNoSecretGetsOut(t *testing.T) {
 		show(n.Admin("GET", path, ""))
 	}
 	show(n.Admin("POST", "/rate_limit/unblock", `{"zone":"api","key":"`+key+`"}`))
-	for _, wrong := range []string{"redis://:" + password + "%zz@127.0.0.1", "http://:" + password + "@127.0.0.1", "redis://:" + password + "@127.0.0.1/zero", "redis://:" + password + "@127.0.0.1?x=1", `"` + password + `"`} {
+	for _, wrong := range []string{"redis://:" + password + "%zz@127.0.0.1", "http://:" + password + "@127.0.0.1", "redis://:" + password + "@127.0.0.1/zero", "redis://:" + password + "@127.0.0.1?x=1", `"` + password + `"`,
+		password + "@127.0.0.1:6379", password + "://127.0.0.1", "redis://:12#" + password + "@127.0.0.1", "redis://:12?" + password + "@127.0.0.1", "redis://:{" + password + "}@127.0.0.1"} {
 		if err := n.Load(config(wrong)); err == nil {
 			t.Errorf("%s loads", wrong)
 		} else {
 			fmt.Fprintln(&seen, err)
 		}
+	}
+	for _, wrong := range []string{
+		"password " + password + "\nusername {env.NONE}", "password " + password + " " + password, "password {" + password + "}", "sentinel_password " + password,
+		"db {env.SECRET}", "cluster {env.SECRET}", "timeout {env.SECRET}", "tls_client_key_path {env.SECRET}", "tls_server_certs_pem {env.SECRET}",
+		"tls_enabled\ntls_client_cert_pem {env.SECRET}\ntls_client_key_pem " + password, "tls_enabled\ntls_client_key_pem `-----BEGIN " + password + "`",
+	} {
+		err := n.Load(site("redis 127.0.0.1:6379 {\n"+wrong+"\n}\nnodes 1\nkey_secret {env.SECRET}", "zone api {\n rate 1/h\n}"))
+		if err == nil {
+			t.Errorf("%s loads", wrong)
+		}
+		fmt.Fprintln(&seen, err)
 	}
 	for _, line := range redis.Keys() {
 		fmt.Fprintln(&seen, line)

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
 )
 
@@ -77,6 +78,15 @@ func BenchmarkMemoryMillionKeys(b *testing.B) {
 		charges[0].ID = testID(rand.Uint64N(million))
 		m.take(million+int64(i), charges, million)
 	}
+}
+
+// What a bucket takes, of a million: the time means nothing.
+func BenchmarkMemoryBytesPerBucket(b *testing.B) {
+	m, bytes := filled(b, million)
+	for b.Loop() {
+		runtime.KeepAlive(m)
+	}
+	b.ReportMetric(float64(bytes), "B/bucket")
 }
 
 // Fresh keys at the bound, while nothing that is stored is full yet: each of them displaces another.

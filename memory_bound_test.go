@@ -284,20 +284,24 @@ func TestMemoryFlood(t *testing.T) {
 }
 
 func TestMemoryBytesPerBucket(t *testing.T) {
-	buckets := size(million)
-	before := heap()
-	m := newMemoryStore()
-	charges := zone("api", rare(t)).together()
-	for i := range uint64(buckets) {
-		charges[0].ID = testID(i)
-		m.take(1, charges, million)
-	}
-	bytes := (heap() - before) / int64(buckets)
+	m, bytes := filled(t, size(million))
 	t.Logf("%d bytes a bucket, its key twice among them", bytes)
 	if bytes > 150 {
 		t.Errorf("%d bytes a bucket, want at most 150", bytes)
 	}
 	stored(t, m, million)
+}
+
+// filled returns a store with so many buckets, and how many bytes each of them takes.
+func filled(t testing.TB, buckets int) (m *memoryStore, bytesEach int64) {
+	before := heap()
+	m = newMemoryStore()
+	charges := zone("api", rare(t)).together()
+	for i := range uint64(buckets) {
+		charges[0].ID = testID(i)
+		m.take(1, charges, million)
+	}
+	return m, (heap() - before) / int64(buckets)
 }
 
 // heap returns the bytes in use.

@@ -17,12 +17,13 @@
 //	penalty.go      strikes and blocks
 //	memory.go       the store in this process; memory_*.go are parts of it
 //	redis.go        the store in Redis; redis_blocks.go lists its blocks
+//	redis_config.go which Redis, resolved from the configuration; redis_options.go, redis_address.go and redis_tls.go are parts of it, setting.go its values
 //	redis_client.go the connection to it, shared by handlers and configurations; redis_cluster.go finds the servers of a Cluster
 //	redis_endpoint.go  one server: whether it is up, how it is probed; breaker.go says whether it is worth a try
 //	redis_lane.go   batches of decisions on their way to a server and back; redis_script.go is how the script is spoken to
 //	redis_errors.go what the end of a call means
-//	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers
-//	                blocks, and refusals.go refusals
+//	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers blocks, and
+//	                refusals.go refusals
 //	shed.go         slots for requests in flight
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	admin.go        what operators see and change

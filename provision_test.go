@@ -87,11 +87,12 @@ func TestErrorsOfProvision(t *testing.T) {
 		{`"nodes":-1`, `must be a whole number from 1, got -1; leave it out for the default`},
 		{`"nodes":1099511627776`, `nodes: must be from 1 to 2147483647, got 1099511627776`},
 		{`"rate_limits":{"":{"rate":"10/s"}}`, `rate_limits: a zone needs a name`},
-		{`"redis":{"address":["localhost:6379","localhost:6380"]}`, `redis: write one address (or off), got 2`},
+		{`"redis":{"address":["localhost:6379","localhost:6380"]}`, `redis: several addresses are one Redis only with cluster, or with master_name and the addresses of its Sentinels: write one of these`},
+		{`"redis":{}`, `redis: an address is missing: write host:port, or a URL like redis://host:6379/0, or redis off`},
 		{`"redis":{"address":["localhost"]}`, `redis: the address has no port: write host:port, or a URL like redis://host:6379/0`},
 		{`"redis":{"address":["{env.TOLLGATE_NOT_SET}"]}`, `redis: evaluated placeholder {env.TOLLGATE_NOT_SET} is empty; write redis off to keep buckets in this process`},
 		{`"redis":{"address":["redis://:secret@{env.TOLLGATE_NOT_SET}"]}`, `redis: evaluated placeholder {env.TOLLGATE_NOT_SET} is empty; write redis off to keep buckets in this process`},
-		{`"redis":{"address":["http://:secret@localhost"]}`, `redis: the URL's scheme must be redis or unix, got "http"`},
+		{`"redis":{"address":["http://:secret@localhost"]}`, `redis: the URL must begin with redis://, rediss:// or unix://`},
 		{`"redis":{"address":["localhost:6379"],"timeout":"1s","sensitive_timeout":"500ms"}`, `redis: timeout must be at least 1ms and sensitive_timeout at least timeout, got 1s and 500ms`},
 	}
 	concurrently(len(rows), func(i int) {
@@ -147,7 +148,10 @@ func TestWarnings(t *testing.T) {
 		{"no nodes, no secret, in two sites", block(redis, "", zone), []string{noNodes, noSecret}},
 		{"both set", block(redis+"\nnodes 2\nkey_secret s", "", zone), nil},
 		{"a password in the open", block("redis redis://:secret@127.0.0.1:1\nnodes 2\nkey_secret s", "", zone), []string{
-			"the password of Redis stands in the configuration, which the admin endpoint shows; write {env.…} or {file.…} in its place",
+			"secrets of Redis stand in the configuration, which the admin endpoint shows: password; write {env.…} or {file.…} in their place",
+		}},
+		{"other secrets in the open, in two sites", block("nodes 2\nkey_secret s", "", "redis 127.0.0.1:1 {\n master_name m\n password secret\n sentinel_password secret\n}\n"+zone), []string{
+			"secrets of Redis stand in the configuration, which the admin endpoint shows: password, sentinel_password; write {env.…} or {file.…} in their place",
 		}},
 		{"exact path", block("redis off", "", "zone login {\n match path /login\n rate 1/s\n sensitive\n}"), []string{
 			"a sensitive zone matches an exact path only: /login does not match /login/; write both /login and /login/*",

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,10 +58,19 @@ func validate(t *testing.T, caddyfile string) string {
 	return strings.TrimSpace(stderr)
 }
 
+// envFile holds the variables that the README names.
 func envFile(t *testing.T) string {
 	t.Helper()
+	keys := newTestKeys(t)
+	var lines strings.Builder
+	for name, value := range map[string]string{
+		"REDIS_URL": os.Getenv("REDIS_URL"), "REDIS_PASSWORD": "secret", "SENTINEL_PASSWORD": "secret",
+		"REDIS_CA": keys.ca, "REDIS_CERT": keys.cert, "REDIS_KEY": keys.key,
+	} {
+		fmt.Fprintf(&lines, "%s=\"%s\"\n", name, value)
+	}
 	file := filepath.Join(t.TempDir(), "env")
-	if err := os.WriteFile(file, []byte("REDIS_URL="+os.Getenv("REDIS_URL")+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(lines.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return file

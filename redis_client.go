@@ -169,7 +169,7 @@ func (c *redisClient) dial() *redis.Client {
 			Protocol: 2, DisableIdentity: true,
 			MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
 			ReadTimeout: s.timeout, WriteTimeout: s.timeout,
-			PoolSize: s.poolSize, MaxActiveConns: s.poolSize, MinIdleConns: warmConns,
+			PoolSize: s.poolSize, MaxActiveConns: s.poolSize, MinIdleConns: min(warmConns, s.poolSize),
 			PipelinePoolSize: -1, // the main pool is the one that keeps idle connections ready
 		})
 	}
@@ -178,7 +178,7 @@ func (c *redisClient) dial() *redis.Client {
 		Protocol: 2, DisableIdentity: true,
 		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
 		ReadTimeout: s.timeout, WriteTimeout: s.timeout,
-		PoolSize: s.poolSize, MaxActiveConns: s.poolSize, MinIdleConns: warmConns,
+		PoolSize: s.poolSize, MaxActiveConns: s.poolSize, MinIdleConns: min(warmConns, s.poolSize),
 		PipelinePoolSize:         -1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})

@@ -48,7 +48,7 @@ func (c *redisClient) openCluster(ctx context.Context) *wire {
 		Protocol: 2, DisableIdentity: true, DisableRoutingPolicies: true,
 		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout, ContextTimeoutEnabled: true,
 		ReadTimeout: s.timeout, WriteTimeout: s.timeout,
-		PoolSize: s.poolSize, MaxActiveConns: s.poolSize, MinIdleConns: warmConns,
+		PoolSize: s.poolSize, MaxActiveConns: s.poolSize, MinIdleConns: min(warmConns, s.poolSize),
 		PipelinePoolSize:         -1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})

@@ -41,8 +41,8 @@ func (h *Handler) warnAboutRedis() {
 	if h.app.KeySecret == "" {
 		h.app.warnOnce("key_secret is not set: who reads Redis finds the IPv4 addresses behind hashed identities by trying all; write key_secret {env.…}, the same on all nodes")
 	}
-	if h.redisConfig().literalPassword() {
-		h.app.warnOnce("the password of Redis stands in the configuration, which the admin endpoint shows; write {env.…} or {file.…} in its place")
+	if secrets := h.redisConfig().openSecrets(); len(secrets) > 0 {
+		h.app.warnOnce("secrets of Redis stand in the configuration, which the admin endpoint shows: " + strings.Join(secrets, ", ") + "; write {env.…} or {file.…} in their place")
 	}
 }
 

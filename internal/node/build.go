@@ -14,20 +14,23 @@ import (
 // somebody else has built.
 const binaryVariable = "TOLLGATE_CADDY"
 
+// program is what users run.
+const program = "./cmd/caddy"
+
 // binary and raceBinary build the Caddy of this module, once in a test binary, and return where it is.
 var (
 	binary = sync.OnceValues(func() (string, error) {
 		if path := os.Getenv(binaryVariable); path != "" {
 			return path, nil
 		}
-		return build("caddy")
+		return build("caddy", program)
 	})
-	raceBinary = sync.OnceValues(func() (string, error) { return build("caddy-race", "-race") })
+	raceBinary = sync.OnceValues(func() (string, error) { return build("caddy-race", program, "-race") })
 )
 
 // build leaves its result in the module's bin folder, not in a temporary one: the next test binary then finds it up to
 // date and does not link it again, and there is no last user who must remove it.
-func build(name string, flags ...string) (string, error) {
+func build(name, pkg string, flags ...string) (string, error) {
 	gomod, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
 		return "", fmt.Errorf("finding the module: %w", err)
@@ -39,7 +42,7 @@ func build(name string, flags ...string) (string, error) {
 		return "", err
 	}
 	defer unlock()
-	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, "./cmd/caddy")...)
+	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", path, pkg)...)
 	cmd.Dir = root
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("building %s: %w\n%s", name, err, output)

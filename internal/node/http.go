@@ -72,19 +72,19 @@ func (n *Node) send(method, address, body string, headers []string) (*Response, 
 	return &Response{Status: response.StatusCode, Header: response.Header, Body: string(content)}, nil
 }
 
-// do sends a request, and one that changes nothing when it is repeated again if its connection was closed without an answer.
-// Caddy on Linux has the listeners of the old and of the new configuration open for a moment; who is in the queue of the old one
-// when it closes is not served.
+// do sends a request, and again what can be repeated, a GET or a load, if its connection was closed without an answer. Caddy on
+// Linux has the listeners of the old and of the new configuration open for a moment; who is in the queue of the old one when it
+// closes is not served.
 func (n *Node) do(request *http.Request) (response *http.Response, err error) {
+	repeatable := request.Method == http.MethodGet || request.URL.Host == n.admin && request.URL.Path == "/load"
 	for range 5 {
+		if request.Body, err = request.GetBody(); err != nil {
+			return nil, err
+		}
 		response, err = n.client.Do(request)
 		closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
-		repeatable := request.Method == http.MethodGet || request.URL.Path == "/load"
 		if !closed || !repeatable {
 			break
-		}
-		if request.GetBody != nil {
-			request.Body, _ = request.GetBody() // of a string: no error
 		}
 	}
 	return response, err

@@ -30,6 +30,7 @@ type Node struct {
 	admin  string
 	env    []string
 	race   bool
+	pkg    string // of the program
 	client *http.Client
 }
 
@@ -45,6 +46,11 @@ func Env(name, value string) Option {
 // slower than a real one.
 func Race() Option {
 	return func(n *Node) { n.race = true }
+}
+
+// Program runs the Caddy of another package of this module, named like "./cmd/caddy".
+func Program(pkg string) Option {
+	return func(n *Node) { n.pkg = pkg }
 }
 
 // Start starts Caddy with a Caddyfile and waits until it serves. It is killed when the test ends; what it logged is shown
@@ -99,7 +105,7 @@ func (n *Node) run() {
 		n.t.Fatal(err)
 	}
 	defer token.Close()
-	cmd := exec.Command(caddy(n.t, n.race), "run", "--config", "Caddyfile", "--pingback", listener.Addr().String())
+	cmd := exec.Command(n.binary(), "run", "--config", "Caddyfile", "--pingback", listener.Addr().String())
 	cmd.Dir, cmd.Env, cmd.Stdin = n.dir, n.env, token
 	n.proc.Start(cmd)
 	n.proc.Ready(func() bool { return saidBy(listener) == n.admin })
@@ -116,6 +122,18 @@ func saidBy(listener *net.TCPListener) string {
 	defer conn.Close()
 	said, _ := io.ReadAll(conn)
 	return string(said)
+}
+
+func (n *Node) binary() string {
+	n.t.Helper()
+	if n.pkg == "" {
+		return caddy(n.t, n.race)
+	}
+	path, err := build(filepath.Base(n.pkg), n.pkg)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return path
 }
 
 func caddy(t testing.TB, race bool) string {
@@ -191,6 +209,9 @@ func run(t testing.TB, dir string, env, args []string) (stdout, stderr string, c
 	}
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
+
+// Pids returns Caddy's process and its children.
+func (n *Node) Pids() []int { return n.proc.Pids() }
 
 // Logs returns the lines that Caddy has logged so far.
 func (n *Node) Logs() []map[string]any {

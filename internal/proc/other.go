@@ -3,9 +3,11 @@
 package proc
 
 import (
+	"errors"
 	"net"
 	"os/exec"
 	"testing"
+	"time"
 )
 
 // Port returns a port on 127.0.0.1 that was free just now. Only Linux lets a test keep it.
@@ -20,3 +22,12 @@ func Port(t testing.TB) int {
 }
 
 func dieWithParent(*exec.Cmd) {}
+
+// Pids fails the test: processes and their processor time are only counted on Linux.
+func (p *Process) Pids() []int {
+	p.t.Fatal("the processes of a program are only known on Linux")
+	return nil
+}
+
+// CPU returns an error: processor time is only known on Linux.
+func CPU([]int) (time.Duration, error) { return 0, errors.ErrUnsupported }

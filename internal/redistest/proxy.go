@@ -225,14 +225,31 @@ func (p *Proxy) pump(l *link, to, from net.Conn, pass func([]byte) bool) {
 
 // deliver hands over each parcel when it is due. Once one cannot be, the rest is thrown away.
 func deliver(l *link, to net.Conn, way <-chan parcel) {
+	bell, err := newAlarm()
+	if err != nil {
+		l.close()
+	} else {
+		defer bell.close()
+	}
 	for next := range way {
-		select {
-		case <-l.cut:
+		if !l.wait(bell, next.due) {
 			continue
-		case <-time.After(time.Until(next.due)):
 		}
 		if _, err := to.Write(next.data); err != nil {
 			l.close()
 		}
 	}
+}
+
+// late is how much too late a timer of Go may come.
+const late = 2 * time.Millisecond
+
+// wait waits until it is time, and says whether the link is still there then.
+func (l *link) wait(bell *alarm, due time.Time) bool {
+	select {
+	case <-l.cut:
+		return false
+	case <-time.After(time.Until(due) - late):
+	}
+	return bell.wait(time.Until(due)) == nil
 }

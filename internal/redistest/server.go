@@ -152,6 +152,9 @@ func (s *Server) disconnect() {
 // Addr returns host and port of the server. It stays the same over restarts.
 func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)) }
 
+// Pids returns the server's process, and one that saves for it if there is one now.
+func (s *Server) Pids() []int { return s.proc.Pids() }
+
 // URL returns the address of the server as a redis:// URL.
 func (s *Server) URL() string { return redisURL("redis", s.password, s.Addr()) }
 

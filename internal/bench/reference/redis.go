@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/redis/go-redis/v9"
+)
+
+func init() { caddy.RegisterModule(&Handler{}) }
+
+// token is one token as the script counts them.
+const token = 1_000_000
+
+// Handler limits by the header X-Key.
+type Handler struct {
+	// Redis is host and port, Script the path of bucket.lua.
+	Redis, Script string
+	// Num millionths of a token flow in every Den microseconds, into a bucket of so many tokens.
+	Num, Den, Burst int64
+
+	client *redis.Client
+	script *redis.Script
+}
+
+// CaddyModule implements caddy.Module.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.bench_reference", New: func() caddy.Module { return new(Handler) }}
+}
+
+// Provision implements caddy.Provisioner.
+func (h *Handler) Provision(caddy.Context) error {
+	text, err := os.ReadFile(h.Script)
+	if err != nil {
+		return fmt.Errorf("reading the script: %w", err)
+	}
+	h.client, h.script = redis.NewClient(&redis.Options{Addr: h.Redis}), redis.NewScript(string(text))
+	return nil
+}
+
+// Cleanup implements caddy.CleanerUpper.
+func (h *Handler) Cleanup() error {
+	if h.client == nil {
+		return nil
+	}
+	return h.client.Close()
+}
+
+// ServeHTTP implements caddyhttp.MiddlewareHandler. It shows the numbers that ours shows.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	verdict, now, left, err := h.take(r.Context(), r.Header.Get("X-Key"))
+	if err != nil {
+		return err
+	}
+	full := now + (h.Burst*token-left)*h.Den/h.Num
+	header := w.Header()
+	header.Set("X-Ratelimit-Limit", strconv.FormatInt(h.Burst, 10))
+	header.Set("X-Ratelimit-Remaining", strconv.FormatInt(left/token, 10))
+	header.Set("X-Ratelimit-Reset", strconv.FormatInt(full/1_000_000+1, 10))
+	if verdict != 0 {
+		return caddyhttp.Error(http.StatusTooManyRequests, nil)
+	}
+	return next.ServeHTTP(w, r)
+}
+
+// take asks the script about one token, in the order of arguments that its header says, and returns what of its reply matters
+// here.
+func (h *Handler) take(ctx context.Context, key string) (verdict, now, left int64, err error) {
+	id := sha256.Sum256([]byte(key))
+	keys := []string{"reference:{" + base64.RawURLEncoding.EncodeToString(id[:16]) + "}"}
+	const charges, groups, index, flags, group = 1, 0, 1, 1, 0
+	reply, err := h.script.Run(ctx, h.client, keys, "", charges, groups,
+		index, "api", h.Num, h.Den, h.Burst*token, token, flags, group).Int64Slice()
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	if len(reply) != 8 {
+		return 0, 0, 0, fmt.Errorf("the script replied %d numbers, not 8", len(reply))
+	}
+	return reply[0], reply[1], reply[7], nil
+}
+
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)
