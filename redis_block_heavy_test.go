@@ -52,11 +52,13 @@ type blockWatch struct {
 }
 
 // watchBlock asks for a decision again and again until one is no block.
-func watchBlock(node *Limiter, c Charge) *blockWatch {
+func watchBlock(ctx context.Context, node *Limiter, c Charge) *blockWatch {
 	w := new(blockWatch)
 	var end time.Time
 	go func() {
-		for {
+		pace := time.NewTicker(5 * time.Millisecond)
+		defer pace.Stop()
+		for ; ctx.Err() == nil; <-pace.C {
 			d := node.Decide(context.Background(), []Charge{c})
 			w.mu.Lock()
 			if d.Reason != ReasonBlocked {
@@ -71,7 +73,6 @@ func watchBlock(node *Limiter, c Charge) *blockWatch {
 			}
 			w.grown = max(w.grown, until.Sub(end))
 			w.mu.Unlock()
-			time.Sleep(5 * time.Millisecond)
 		}
 	}()
 	return w
@@ -117,10 +118,9 @@ func TestBlockOutlivesTheFailoverThatLostIt(t *testing.T) {
 }
 
 func checkLostBlock(t *testing.T, pair *replicated, nodes []*Limiter, c Charge) {
-	t.Helper()
 	pair.part(t)
 	until := blocked(t, nodes[0], c)
-	client := watchBlock(nodes[0], c)
+	client := watchBlock(t.Context(), nodes[0], c)
 	pair.master.Kill()
 	pair.await()
 	known := time.Now()

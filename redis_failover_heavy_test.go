@@ -67,6 +67,18 @@ func (a *asker) exhaust(t *testing.T, l *timeline) {
 	}
 }
 
+// checkShares holds what the shares admitted, and what Redis did, each against its bound.
+func (a *asker) checkShares(t *testing.T, l *timeline) {
+	t.Helper()
+	shared := float64(a.shared.Load())
+	byRedis := float64(len(l.from(0, routeAPI, 200))) - shared
+	all := l.mark("the end").Seconds()
+	t.Logf("%.0f admitted by shares, %.0f by Redis", shared, byRedis)
+	if shared > apiBurst+apiRate*all || byRedis > 2*apiBurst+apiRate*all {
+		t.Errorf("%.0f admitted by shares and %.0f by Redis in %.1f s", shared, byRedis, all)
+	}
+}
+
 func nothing() {}
 
 // awaitReplicated waits until a replica knows of a bucket.
@@ -129,7 +141,7 @@ func TestFailoverThroughSentinel(t *testing.T) {
 			l := newTimeline()
 			failed, known := l.watch(t, &f)
 			l.check(t, failed, known)
-			t.Logf("%d of the admitted by shares", a.shared.Load())
+			a.checkShares(t, l)
 		})
 	}
 }
@@ -158,7 +170,7 @@ func TestFailoverOnCluster(t *testing.T) {
 			l := newTimeline()
 			failed, known := l.watch(t, &f)
 			l.check(t, failed, known)
-			t.Logf("%d of the admitted by shares", a.shared.Load())
+			a.checkShares(t, l)
 			a.exhaust(t, l)
 		})
 	}

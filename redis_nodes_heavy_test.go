@@ -241,7 +241,7 @@ func TestNodesKeepAndLiftBlocks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := start(t, true)
-			nodes := b.start(t, 2, 400*time.Millisecond, "penalty {\n after 0\n base 30m\n}\nzone login {\n key {header.X-Client}\n rate 2/s\n burst 1\n}")
+			nodes := b.start(t, 2, 400*time.Millisecond, "penalty {\n after 0\n base 30m\n}\nzone login {\n key {header.X-Client}\n rate 20/s\n burst 3\n}")
 			get := func(n int) string { return reasons(nodes[n], 1, "/", "X-Client: bad") }
 			key, _ := b.known(t, func() { get(0) })
 			pair := b.pairOf(key)
