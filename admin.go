@@ -23,9 +23,10 @@ func init() {
 // configurations, so they look here on every request.
 var running atomic.Pointer[App]
 
-// adminAPI lets operators see and lift blocks:
+// adminAPI lets operators see and lift blocks, and see the nodes:
 //
 //	GET  /rate_limit/blocks    who is blocked, until when
+//	GET  /rate_limit/nodes     which processes share the limits, and how many this one reckons with
 //	POST /rate_limit/unblock   {"id": "…"} as listed, or {"zone": "login", "key": "203.0.113.7"}: forgets the strikes
 type adminAPI struct{}
 
@@ -38,6 +39,7 @@ func (*adminAPI) CaddyModule() caddy.ModuleInfo {
 func (*adminAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		{Pattern: "/rate_limit/blocks", Handler: adminRoute(http.MethodGet, listBlocks)},
+		{Pattern: "/rate_limit/nodes", Handler: adminRoute(http.MethodGet, listNodes)},
 		{Pattern: "/rate_limit/unblock", Handler: adminRoute(http.MethodPost, unblock)},
 	}
 }
@@ -107,6 +109,36 @@ func listBlocks(ctx context.Context, a *App, _ *http.Request) (any, error) {
 		add("redis", blocks)
 	}
 	slices.SortFunc(list, func(x, y blockInfo) int { return x.Until.Compare(y.Until) })
+	return list, nil
+}
+
+// nodesInfo is what one Redis tells about the nodes, for a configuration with `nodes auto`.
+type nodesInfo struct {
+	// Redis and Prefix say where the nodes announce themselves.
+	Redis  string `json:"redis"`
+	Prefix string `json:"prefix"`
+	// Count is how many nodes this one believes there are; 0 until Redis has told. Handlers with a larger `nodes` use that.
+	Count int64 `json:"count"`
+	// Reachable says whether Redis has just answered; Nodes is empty if not.
+	Reachable bool       `json:"reachable"`
+	Nodes     []nodeInfo `json:"nodes"`
+}
+
+func listNodes(ctx context.Context, a *App, _ *http.Request) (any, error) {
+	list := []nodesInfo{}
+	for _, s := range a.remotes {
+		if !s.counted {
+			continue
+		}
+		info := nodesInfo{Redis: s.client.settings.String(), Prefix: s.prefix, Nodes: []nodeInfo{}}
+		// That Redis does not answer is what somebody may want to know who asks.
+		if nodes, err := s.nodes(ctx); err == nil {
+			info.Nodes, info.Reachable = nodes, true
+		}
+		info.Count = s.client.census.believed.Load()
+		slices.SortFunc(info.Nodes, func(x, y nodeInfo) int { return strings.Compare(x.ID, y.ID) })
+		list = append(list, info)
+	}
 	return list, nil
 }
 

@@ -1,9 +1,11 @@
 package ratelimit
 
 import (
+	"context"
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -35,6 +37,10 @@ type App struct {
 	// How many nodes share the limits in Redis, for handlers that do not say it themselves.
 	Nodes Count `json:"nodes,omitempty"`
 
+	// Whether the nodes are counted in Redis while it answers, for handlers that do not say how many there are. Only beside
+	// `nodes`.
+	NodesAuto bool `json:"nodes_auto,omitempty"`
+
 	// The secret under which identities are hashed before they leave the process. All nodes need the same.
 	// Placeholders like `{env.SECRET}` and `{file./run/secrets/key}` are replaced when the configuration loads.
 	// Default: none, plain SHA-256; hashed IPv4 addresses can then be found by trying all of them.
@@ -60,6 +66,7 @@ type App struct {
 	holds  bool // the stores, and must release them
 	before *App // that was running when this one was started; it still is if this one is rejected
 	ended  bool
+	limits string // a hash of all of them
 
 	// What the handlers of this configuration have in common, by name; the first that names something defines it.
 	zones     map[string]*Zone
@@ -126,7 +133,7 @@ func (a *App) setDefaults() error {
 	if a.MaxKeys == 0 {
 		a.MaxKeys = defaultMaxKeys
 	}
-	return checkNodes(a.Nodes)
+	return checkNodes(a.Nodes, a.NodesAuto)
 }
 
 // Start implements caddy.App: from now on connections may be opened in the background. A configuration that is only
@@ -135,14 +142,38 @@ func (a *App) Start() error {
 	for _, s := range a.remotes {
 		s.client.start()
 	}
+	a.limits = a.limitsHash()
 	a.before = running.Swap(a)
+	for _, s := range a.remotes {
+		if s.counted {
+			s.client.announce()
+		}
+	}
 	return nil
 }
 
-// Stop implements caddy.App. Requests are still served after it, so nothing ends here.
+// Stop implements caddy.App. Requests are still served after it, so nothing ends here but what other nodes think of this one:
+// after the last configuration it leaves.
 func (a *App) Stop() error {
 	a.end()
+	if running.Load() == nil {
+		a.leaveNodes()
+	}
 	return nil
+}
+
+// leaveNodes takes this process off the lists of nodes. It waits a moment, since the process may be about to exit; what
+// is not done by then is done by time.
+func (a *App) leaveNodes() {
+	ctx, cancel := context.WithTimeout(context.Background(), nodesFarewell)
+	defer cancel()
+	var farewells sync.WaitGroup
+	for _, s := range a.remotes {
+		if s.counted {
+			farewells.Go(func() { s.client.census.farewell(ctx) })
+		}
+	}
+	farewells.Wait()
 }
 
 // end lets operators see the configuration that still runs: the one before, if this one was started and then rejected.
@@ -151,8 +182,25 @@ func (a *App) end() {
 	if before != nil && before.ended {
 		before = nil
 	}
-	running.CompareAndSwap(a, before)
+	if running.CompareAndSwap(a, before) {
+		before.announceAgain()
+	}
+	if !a.ended {
+		a.announceAgain() // or leave
+	}
 	a.ended, a.before = true, nil
+}
+
+// announceAgain makes the other nodes see which configuration runs, where it may be another one now.
+func (a *App) announceAgain() {
+	if a == nil || a.limits == "" { // there is none, or it was never started
+		return
+	}
+	for _, s := range a.remotes {
+		if s.counted {
+			s.client.census.ask()
+		}
+	}
 }
 
 // Cleanup implements caddy.CleanerUpper. An app whose configuration is rejected late is not stopped before. Who still asks

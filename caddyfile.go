@@ -25,7 +25,7 @@ func init() {
 //
 //	rate_limit [<matcher>] {
 //		redis   [<address> …] { … } | off
-//		nodes   <n>
+//		nodes   [auto] <n>
 //		exempt  <matcher>
 //		zone    <name> [{ … }]
 //		penalty [<group>] { … }
@@ -60,7 +60,7 @@ func handlerOptions(b blockReader, h *Handler) optionTable {
 	h.Zones = map[string]*Zone{}
 	return optionTable{
 		"redis":   once(b.redis(&h.Redis)),
-		"nodes":   once(b.notYet(whole(b, &h.Nodes, 1, math.MaxInt32), "auto")),
+		"nodes":   once(b.nodes(&h.Nodes, &h.NodesAuto)),
 		"exempt":  repeatable(b.matcher("exempt", &h.ExemptRaw)),
 		"zone":    repeatable(b.zone(h.Zones)),
 		"penalty": once(b.penalty(&h.Penalty)),
@@ -78,7 +78,7 @@ func handlerOptions(b blockReader, h *Handler) optionTable {
 //
 //	rate_limit {
 //		redis      [<address> …] { … } | off
-//		nodes      <n>
+//		nodes      [auto] <n>
 //		key_secret <text>
 //		prefix     <word>
 //		max_keys   <n>
@@ -119,13 +119,30 @@ func appOptions(b blockReader, a *App) optionTable {
 	a.Zones = map[string]*Zone{}
 	return optionTable{
 		"redis":      once(b.redis(&a.Redis)),
-		"nodes":      once(b.notYet(whole(b, &a.Nodes, 1, math.MaxInt32), "auto")),
+		"nodes":      once(b.nodes(&a.Nodes, &a.NodesAuto)),
 		"key_secret": once(b.secret(&a.KeySecret)),
 		"prefix":     once(b.keyPrefix(&a.Prefix)),
 		"max_keys":   once(whole(b, &a.MaxKeys, 1, math.MaxInt32)),
 		"penalty":    once(b.penalty(&a.Penalty)),
 		"zone":       repeatable(b.zone(a.Zones)),
 	}
+}
+
+// nodes reads `nodes <n>` or `nodes auto <n>`.
+func (b blockReader) nodes(to *Count, auto *bool) func() error {
+	number := whole(b, to, 1, math.MaxInt32)
+	return b.value("a whole number", func(_, text string) error {
+		*auto = text == "auto"
+		switch {
+		case !*auto:
+			b.Prev()
+		case b.CountRemainingArgs() == 0:
+			return b.errorf("nodes auto needs a number too, which holds until Redis has told and is the least that is believed, like nodes auto 3")
+		default:
+			number = whole(b.in(b.subject+": nodes"), to, 1, math.MaxInt32)
+		}
+		return number()
+	})
 }
 
 // penalty reads `penalty [<group>] { … }`.

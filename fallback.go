@@ -31,9 +31,10 @@ type Limiter struct {
 	shares *memoryStore
 	// refusals are those that the remote store gave a moment ago.
 	refusals *refusalCache
-	nodes    int64
-	maxKeys  int
-	now      func() int64 // microseconds, monotonic
+	// nodes returns by how many the limits are shared. It is asked while the remote store does not answer.
+	nodes   func() int64
+	maxKeys int
+	now     func() int64 // microseconds, monotonic
 }
 
 // Decide answers all charges of a request. There is always a decision, never an error. It does not end when the client leaves: a
@@ -225,12 +226,12 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 
 // counted returns those charges that are counted here while the store does not answer, as they are counted then.
 func (l *Limiter) counted(charges []Charge) []Charge {
-	counted := make([]Charge, 0, len(charges))
+	counted, nodes := make([]Charge, 0, len(charges)), l.nodes()
 	for _, c := range charges {
 		c.NoStrike, c.BlockedFor = true, 0
 		switch c.OnStoreError {
 		case PolicyShare:
-			c.Limit = c.Limit.share(l.nodes, c.Floor)
+			c.Limit = c.Limit.share(nodes, c.Floor)
 			counted = append(counted, c)
 		case PolicyFull:
 			counted = append(counted, c)

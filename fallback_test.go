@@ -28,7 +28,7 @@ func newTestLimiter(remote remoteStore, nodes int64) (*Limiter, *int64) {
 	now := int64(1_764_550_000_000_000)
 	return &Limiter{
 		remote: remote, local: newMemoryStore(), shares: newMemoryStore(), refusals: newRefusalCache(),
-		nodes: nodes, maxKeys: 1000, now: func() int64 { return now },
+		nodes: func() int64 { return nodes }, maxKeys: 1000, now: func() int64 { return now },
 	}, &now
 }
 

@@ -22,6 +22,7 @@
 //	redis_endpoint.go  one server: whether it is up, how it is probed; breaker.go says whether it is worth a try
 //	redis_lane.go   batches of decisions on their way to a server and back; redis_script.go is how the script is spoken to
 //	redis_errors.go what the end of a call means
+//	nodes.go        how many nodes there are: nodes.lua counts them in Redis
 //	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers blocks, and
 //	                refusals.go refusals
 //	shed.go         slots for requests in flight
@@ -31,6 +32,7 @@ package ratelimit
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -65,6 +67,10 @@ type Handler struct {
 	// How many nodes share the limits in Redis: while it does not answer, each of them admits one part in so
 	// many. Default: what the `rate_limit` app says, or 1 with a warning.
 	Nodes Count `json:"nodes,omitempty"`
+
+	// Whether the nodes are counted in Redis while it answers. Then `nodes` is what holds until it has told, and the least
+	// that is believed. Only beside `nodes`.
+	NodesAuto bool `json:"nodes_auto,omitempty"`
 
 	// Requests to which nothing of this handler applies: they are neither limited nor shed, and they never
 	// wait for Redis. For health checks.
@@ -209,13 +215,13 @@ func (h *Handler) provisionShed(caddy.Context) (err error) {
 }
 
 func (h *Handler) provisionLimiter(caddy.Context) error {
-	if err := checkNodes(h.Nodes); err != nil {
+	if err := checkNodes(h.Nodes, h.NodesAuto); err != nil {
 		return err
 	}
-	nodes := cmp.Or(h.Nodes, h.app.Nodes, 1)
+	nodes := int64(cmp.Or(h.Nodes, h.app.Nodes, 1))
 	h.limiter = &Limiter{
 		local: h.app.stores.local, shares: h.app.stores.shares, refusals: h.app.stores.refusals,
-		nodes: int64(nodes), maxKeys: int(h.app.MaxKeys), now: processMicros,
+		nodes: func() int64 { return nodes }, maxKeys: int(h.app.MaxKeys), now: processMicros,
 	}
 	server := h.redisConfig()
 	if server == nil || server.Off {
@@ -233,11 +239,21 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 	h.release = append(h.release, func() { releaseRedis(client) })
 	h.remote = h.app.remote(client)
 	h.limiter.remote = h.remote
+	if h.countsNodes() {
+		h.remote.counted = true
+		h.limiter.nodes = func() int64 { return client.census.nodes(nodes) }
+	}
 	return nil
 }
 
+// countsNodes says whether the nodes are counted: whoever says how many there are at least also says that.
+func (h *Handler) countsNodes() bool { return h.NodesAuto || h.Nodes == 0 && h.app.NodesAuto }
+
 // checkNodes holds the number of nodes in what shares can be calculated with; 0 is none given.
-func checkNodes(nodes Count) error {
+func checkNodes(nodes Count, auto bool) error {
+	if auto && nodes == 0 {
+		return errors.New("nodes_auto: needs nodes beside it, the number that holds until Redis has told, and the least that is believed")
+	}
 	if nodes > math.MaxInt32 {
 		return fmt.Errorf("nodes: must be from 1 to %d, got %d", math.MaxInt32, nodes)
 	}

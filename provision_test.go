@@ -86,6 +86,7 @@ func TestErrorsOfProvision(t *testing.T) {
 		{`"penalty":{"max":"100000h"}`, `penalty: max and window must be below ten years`},
 		{`"nodes":-1`, `must be a whole number from 1, got -1; leave it out for the default`},
 		{`"nodes":1099511627776`, `nodes: must be from 1 to 2147483647, got 1099511627776`},
+		{`"nodes_auto":true`, `nodes_auto: needs nodes beside it, the number that holds until Redis has told, and the least that is believed`},
 		{`"rate_limits":{"":{"rate":"10/s"}}`, `rate_limits: a zone needs a name`},
 		{`"redis":{"address":["localhost:6379","localhost:6380"]}`, `redis: several addresses are one Redis only with cluster, or with master_name and the addresses of its Sentinels: write one of these`},
 		{`"redis":{}`, `redis: an address is missing: write host:port, or a URL like redis://host:6379/0, or redis off`},
@@ -134,7 +135,7 @@ func TestWarnings(t *testing.T) {
 	const (
 		zone     = "zone api {\n rate 10/s\n}"
 		redis    = "redis 127.0.0.1:1"
-		noNodes  = "nodes is not set: while Redis is down, every node admits the whole limit; write nodes <n> with the number of nodes"
+		noNodes  = "nodes is not set: while Redis is down, every node admits the whole limit; write nodes <n> with the number of nodes, or nodes auto <n>"
 		noSecret = "key_secret is not set: who reads Redis finds the IPv4 addresses behind hashed identities by trying all; write key_secret {env.…}, the same on all nodes"
 	)
 	block := func(global, servers, lines string) string {
@@ -146,6 +147,11 @@ func TestWarnings(t *testing.T) {
 	}{
 		{"nothing to say", block("redis off", "", zone), nil},
 		{"no nodes, no secret, in two sites", block(redis, "", zone), []string{noNodes, noSecret}},
+		{"counted nodes, and a secret", block(redis+"\nnodes auto 2\nkey_secret s", "", zone), nil},
+		{"nothing to count nodes in", block("key_secret s", "", "nodes auto 2\n"+zone), []string{
+			"nodes auto counts in Redis, but buckets live in this process; name a redis, or write redis off if that is meant",
+		}},
+		{"counted nodes, but no Redis on purpose", block("redis off\nnodes auto 2", "", zone), nil},
 		{"both set", block(redis+"\nnodes 2\nkey_secret s", "", zone), nil},
 		{"a password in the open", block("redis redis://:secret@127.0.0.1:1\nnodes 2\nkey_secret s", "", zone), []string{
 			"secrets of Redis stand in the configuration, which the admin endpoint shows: password; write {env.…} or {file.…} in their place",

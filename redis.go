@@ -11,6 +11,8 @@ type redisStore struct {
 	client *redisClient
 	prefix string
 	list   blockList
+	// counted says whether a handler of the configuration wants to know how many nodes there are.
+	counted bool
 }
 
 // Take implements Store. The charges MUST be one part of what split returns.

@@ -49,6 +49,7 @@ var redisClients = caddy.NewUsagePool()
 // Cleanup, and of a new one before its Start.
 type redisClient struct {
 	settings redisSettings
+	census   *census
 
 	mu         sync.Mutex
 	wire       *wire // nil while closed
@@ -59,7 +60,10 @@ type redisClient struct {
 
 // wire is what is open of a client: the ways to its servers, and what is known about them.
 type wire struct {
+	ctx    context.Context // until the wire is cut
 	cancel context.CancelFunc
+	// announces says whether a goroutine of the wire counts the nodes. It needs the client's lock.
+	announces bool
 	// route returns the server that keeps a key. It needs no network.
 	route func(key string) *endpoint
 	// any returns a client for commands that are not decisions.
@@ -71,7 +75,7 @@ type wire struct {
 // acquireRedis returns the client for the settings. releaseRedis MUST be called once for each.
 func acquireRedis(s redisSettings) (*redisClient, error) {
 	v, _, err := redisClients.LoadOrNew(s, func() (caddy.Destructor, error) {
-		return &redisClient{settings: s, held: true}, nil
+		return &redisClient{settings: s, census: newCensus(), held: true}, nil
 	})
 	if err != nil {
 		return nil, err
@@ -140,7 +144,7 @@ func (c *redisClient) open() *wire {
 		w = c.openCluster
 	}
 	wire := w(ctx)
-	wire.cancel = cancel
+	wire.ctx, wire.cancel = ctx, cancel
 	return wire
 }
 

@@ -58,6 +58,7 @@ var reports = []struct{ report, answeredBy string }{
 	{"gateways C-7 86: every IPv6 address is a client", "TestOneNetworkIsOneClient TestKeyThousandAddressesOfOneNetwork"},
 	{"gateways C-7 87: mapped IPv4", "TestOneNetworkIsOneClient TestKeyGroupsAddresses"},
 	{"gateways C-7 88: NAT64 is one client", "TestOneNetworkIsOneClient"},
+	{"gateways C-10 112: nodes that were not counted enlarge the shares", "TestNodesComeAndGo TestBelievedCount"},
 	{"caddy-field c 1: failed requests eat the slower limit", "TestAllOrNothing"},
 	{"caddy-field c 3: one name, two definitions", "TestZoneInTwoPlaces TestCaddyfileErrors"},
 	{"caddy-field c 4: thousands slip through between nodes", "TestExactOverNodes"},

@@ -33,10 +33,13 @@ func (h *Handler) warn(ctx caddy.Context) {
 
 func (h *Handler) warnAboutRedis() {
 	if h.remote == nil {
+		if h.redisConfig() == nil && h.countsNodes() {
+			h.app.warnOnce("nodes auto counts in Redis, but buckets live in this process; name a redis, or write redis off if that is meant")
+		}
 		return
 	}
 	if h.Nodes == 0 && h.app.Nodes == 0 {
-		h.app.warnOnce("nodes is not set: while Redis is down, every node admits the whole limit; write nodes <n> with the number of nodes")
+		h.app.warnOnce("nodes is not set: while Redis is down, every node admits the whole limit; write nodes <n> with the number of nodes, or nodes auto <n>")
 	}
 	if h.app.KeySecret == "" {
 		h.app.warnOnce("key_secret is not set: who reads Redis finds the IPv4 addresses behind hashed identities by trying all; write key_secret {env.…}, the same on all nodes")
