@@ -244,16 +244,17 @@ func TestLateAnswerOfAReplica(t *testing.T) {
 	e := w.route("")
 	old := e.conn.Load()
 	e.connect()
-	for _, lane := range []*lane{old.quick, old.patient} {
+	readOnly := replyError("READONLY You can't write against a read only replica.")
+	end := func(lane *lane, err error) (down bool) {
 		e.breaker.start(processMicros())
-		e.ended(lane, processMicros(), replyError("READONLY You can't write against a read only replica."))
-		if store.down() {
-			t.Error("a connection that was replaced takes the new one down")
-		}
+		e.ended(lane, processMicros(), err)
+		return store.down()
 	}
-	e.breaker.start(processMicros())
-	e.ended(e.conn.Load().quick, processMicros(), replyError("READONLY You can't write against a read only replica."))
-	if !store.down() {
+	if end(old.quick, readOnly) || end(old.patient, readOnly) {
+		t.Error("a connection that was replaced takes the new one down")
+	}
+	end(e.conn.Load().quick, nil)
+	if !end(e.conn.Load().quick, readOnly) {
 		t.Error("a replica is taken for a master")
 	}
 }
