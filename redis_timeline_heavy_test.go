@@ -135,13 +135,13 @@ func (l *timeline) String() string {
 		for i < len(l.answers) && l.answers[i].at < at {
 			i++
 		}
-		fmt.Fprintf(&out, "\n  %5.2fs %s", at.Seconds(), counted(l.answers[from:i]))
+		fmt.Fprintf(&out, "\n  %5.2fs %s", at.Seconds(), tallied(l.answers[from:i]))
 	}
 	return out.String()
 }
 
-// counted returns how many answers of each route had which status.
-func counted(answers []sighting) string {
+// tallied returns how many answers of each route had which status.
+func tallied(answers []sighting) string {
 	counts := map[string]int{}
 	for _, a := range answers {
 		counts[fmt.Sprintf("%s %d", a.route, a.status)]++
