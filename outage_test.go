@@ -27,7 +27,7 @@ func newCutOff(t *testing.T, nodes int, global, block string) *cutOff {
 	c := &cutOff{Proxy: redistest.NewProxy(t, redis.Addr()), redis: redis}
 	caddyfile := site("redis {$REDIS} {\n timeout 1s\n sensitive_timeout 1s\n}\nkey_secret test\n"+global, block)
 	for range nodes {
-		c.nodes = append(c.nodes, node.Start(t, caddyfile, node.Env("REDIS", c.Proxy.Addr())))
+		c.nodes = append(c.nodes, node.Start(t, caddyfile, node.Env("REDIS", c.Addr())))
 	}
 	for _, n := range c.nodes {
 		c.await(t, n, "redis is up", 1)
