@@ -13,10 +13,10 @@ BENCH_RIVAL ?=
 BENCH_DOCS ?= $(if $(SCENARIO),,$(CURDIR)/docs)
 export ROUNDS DURATION SCENARIO BENCH_RIVAL
 
-.PHONY: help tools test lint xcaddy run soak fuzz bench microbench clean
+.PHONY: help tools test test-redis lint xcaddy run soak fuzz bench microbench clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 tools: ## Install redis-server and curl if they are missing
 	@.ci/install-tools
@@ -26,6 +26,9 @@ test: tools ## Run all tests with the race detector
 	go build ./... && go build -race ./...
 	go test -race -shuffle=on -timeout 20m ./...
 	go test -run Alloc .
+
+test-redis: tools ## Run the tests against Sentinel, Cluster and Redis in trouble
+	go test -race -tags redis -count=1 -timeout 20m -run 'TestFailover|TestBlockOutlives|TestCaddys' .
 
 lint: bin/golangci-lint-$(GOLANGCI_LINT_VERSION) ## Check the code, go.mod and go.sum
 	$< run --allow-parallel-runners ./...

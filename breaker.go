@@ -90,6 +90,13 @@ func (b *breaker) reset(now int64) (outage int64) {
 	return outage
 }
 
+// doubted says whether the store is down, or gave no answer to the last call, which ended at most so long ago.
+func (b *breaker) doubted(now, ago int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.down || b.failures > 0 && now-b.lastFailure <= ago
+}
+
 // state returns whether the store is down, and since when that is so or not so.
 func (b *breaker) state() (down bool, since int64) {
 	b.mu.Lock()

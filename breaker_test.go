@@ -89,3 +89,23 @@ func TestBreakerLetsNobodyThroughWhileDown(t *testing.T) {
 		t.Error("no call could begin after the store came back")
 	}
 }
+
+func TestBreakerDoubted(t *testing.T) {
+	var b breaker
+	doubted := func(why string, now int64, want bool) {
+		t.Helper()
+		if got := b.doubted(now, 1000); got != want {
+			t.Errorf("%s: doubted is %v, want %v", why, got, want)
+		}
+	}
+	doubted("nothing happened", 0, false)
+	b.start(10)
+	b.failed(10, 20, 100)
+	doubted("a call got no answer", 20, true)
+	doubted("that is long ago", 1021, false)
+	b.start(1030)
+	b.answered(1040)
+	doubted("the next one got one", 1040, false)
+	b.trip(1050)
+	doubted("it is down", 5000, true)
+}

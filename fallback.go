@@ -183,6 +183,7 @@ func blockedFor(charges []Charge) (longest int64) {
 func (l *Limiter) takePart(ctx context.Context, charges []Charge) Decision {
 	d, err := l.remote.Take(ctx, charges)
 	if err != nil {
+		l.askAgain(charges)
 		return l.standIn(charges)
 	}
 	l.learn(charges, &d)

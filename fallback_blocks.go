@@ -4,8 +4,8 @@ package ratelimit
 // trip, and hold while the store is down or has lost them.
 
 // recheckEvery is how often the store is asked again about a block that is known here: so long one that was lifted elsewhere
-// still holds.
-const recheckEvery = 5_000_000 // µs
+// still holds. If there was no answer, it is asked sooner.
+const recheckEvery, recheckSoon = 5_000_000, 1_000_000 // µs
 
 // refuseKnown refuses charges of a client who is known to be blocked, or notes in them for how long he is, where it is time to
 // ask the store again. One request asks; until it has an answer, the others are refused.
@@ -49,6 +49,16 @@ func (l *Limiter) claimRecheck(now int64, charges []Charge) (longest int, until 
 		}
 	}
 	return longest, until
+}
+
+// askAgain notes that a question about blocks got no answer.
+func (l *Limiter) askAgain(charges []Charge) {
+	now := l.now()
+	for i := range charges {
+		if c := &charges[i]; c.BlockedFor > 0 {
+			l.shares.setAsked(now, now-recheckEvery+recheckSoon, c.ID, c.Penalty.group)
+		}
+	}
 }
 
 // learn keeps what the store says about blocks, and forgets what it does not know any more.

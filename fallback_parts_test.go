@@ -167,7 +167,11 @@ func TestKnownBlockIsAskedAboutSeldom(t *testing.T) {
 	wantRefused(0)
 	s.down[c.ID] = true
 	*s.now += 1
-	wantRefused(1) // no answer: the block holds
+	wantRefused(1) // no answer: the block holds, and is asked about again a second later
+	*s.now += 999_999
+	wantRefused(0)
+	*s.now += 1
+	wantRefused(1)
 	*s.now += 5e6
 	s.down[c.ID] = false
 	s.lift(&c)

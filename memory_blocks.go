@@ -68,6 +68,18 @@ func (m *memoryStore) recheck(now int64, id ID, group string, ago int64) bool {
 	return true
 }
 
+// setAsked makes a time the last strike of an identity in a group, if it has any.
+func (m *memoryStore) setAsked(now, at int64, id ID, group string) {
+	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
+	set := m.locate(&r)
+	r.now = m.lock(set, now)
+	defer m.unlock(set)
+	r.readRecord(0)
+	if r.visits[0].record >= 0 {
+		r.visits[0].shard.records.value(r.visits[0].record).last = at
+	}
+}
+
 // unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.
 func (m *memoryStore) unblock(now int64, id ID, group string) bool {
 	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}

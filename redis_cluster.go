@@ -15,7 +15,9 @@ import (
 // endpoint of its own, so that one that does not answer costs the keys of the others nothing.
 
 const (
-	// How often the masters are asked for while all of them are up, and while one is not: then another may take its place.
+	// How often the masters are asked for while all of them are up, and while one is not: then another may take its place. One
+	// that was asked once, and gave no answer, may be down too: where requests are rare, the next one must not find that out
+	// again.
 	learnCalm, learnSoon = 10 * time.Second, 250 * time.Millisecond
 	// learnTimeout bounds asking.
 	learnTimeout = 3 * time.Second
@@ -143,7 +145,7 @@ func (k *cluster) pause() time.Duration {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	for _, e := range k.masters {
-		if down, _ := e.breaker.state(); down {
+		if e.breaker.doubted(processMicros(), learnCalm.Microseconds()) {
 			return learnSoon
 		}
 	}

@@ -38,7 +38,7 @@ type endpoint struct {
 	dial func() *redis.Client
 	// follow sends a command where a Cluster says that it belongs; nil without one.
 	follow func(ctx context.Context, cmd redis.Cmder) error
-	// lost is told when the server goes down; nil if nobody cares.
+	// lost is told of every round trip without an answer; nil if nobody cares.
 	lost func()
 	// probeKey is a key that the server keeps, if it keeps any.
 	probeKey func() (string, bool)
@@ -59,6 +59,9 @@ type connection struct {
 	client         *redis.Client
 	quick, patient *lane
 }
+
+// has says whether a lane is one of the connection's.
+func (c *connection) has(l *lane) bool { return l == c.quick || l == c.patient }
 
 // newEndpoint returns a server that counts as down until a probe says otherwise. It ends with the context.
 func newEndpoint(ctx context.Context, c *redisClient, name string) *endpoint {
@@ -140,27 +143,31 @@ func (e *endpoint) take(ctx context.Context, patient bool, charges []Charge) (ou
 	return conn.quick.take(ctx, charges)
 }
 
-// ended learns from the end of a round trip that began at started.
-func (e *endpoint) ended(started int64, budget time.Duration, err error) {
+// ended learns from the end of a round trip on a lane that began at started.
+func (e *endpoint) ended(l *lane, started int64, err error) {
 	now := processMicros()
 	if classify(err) == classUnavailable {
-		e.failed(started, now, budget, err)
+		e.failed(l, started, now, err)
 	} else {
 		e.breaker.answered(now)
 	}
 }
 
 // failed counts a call without an answer. A master that has become a replica is down at once: it answers nobody who writes, and
-// the way to the new one needs new connections.
-func (e *endpoint) failed(started, now int64, budget time.Duration, err error) {
+// the way to the new one needs new connections. If it has them already, what a late answer on an old one says is known.
+func (e *endpoint) failed(l *lane, started, now int64, err error) {
 	e.mu.Lock()
-	down := e.breaker.failed(started, now, budget.Microseconds()) || isReadOnly(err) && e.breaker.trip(now)
+	demoted := isReadOnly(err) && e.conn.Load().has(l)
+	down := e.breaker.failed(started, now, l.budget.Microseconds()) || demoted && e.breaker.trip(now)
 	var rest time.Duration
 	if down {
 		e.up = make(chan struct{}) // before anybody who sees it down looks for what to wait for
 		rest = e.restLocked()
 	}
 	e.mu.Unlock()
+	if e.lost != nil {
+		e.lost()
+	}
 	if down {
 		e.wentDown(err, rest)
 	}
@@ -170,9 +177,6 @@ func (e *endpoint) wentDown(err error, rest time.Duration) {
 	e.client.log().Warn("redis is down, deciding without it", zap.String("redis", e.name), zap.Error(err))
 	if isReadOnly(err) {
 		e.connect()
-	}
-	if e.lost != nil {
-		e.lost()
 	}
 	go e.probe(e.answers, rest)
 }

@@ -140,7 +140,7 @@ func (l *lane) send(batch []*errand) {
 	}
 	calls := l.calls(batch)
 	l.run(calls)
-	l.endpoint.ended(started, l.budget, l.verdict(calls))
+	l.endpoint.ended(l, started, l.verdict(calls))
 	for _, c := range calls {
 		if l.canFollow(c) {
 			go l.follow(c)

@@ -159,6 +159,35 @@ func (s *redisStore) flapping(t *testing.T, spoil func()) (changes int) {
 	return changes
 }
 
+// An answer that was on its way when the connections were replaced says nothing about the new ones, or one failover would be two
+// outages.
+func TestLateAnswerOfAReplica(t *testing.T) {
+	server := redistest.Start(t)
+	store := dialRedis(t, server.Addr(), 5*time.Second, 5*time.Second)
+	l, _ := newTestLimiter(store, 1)
+	proc.Eventually(t, "Redis decides", func() bool {
+		return l.Decide(context.Background(), []Charge{testCharge("api", 1e6)}).Source == SourceRedis
+	})
+	w := store.client.enter()
+	defer store.client.leave(1)
+	e := w.route("")
+	old := e.conn.Load()
+	e.connect()
+	readOnly := replyError("READONLY You can't write against a read only replica.")
+	end := func(lane *lane, err error) (down bool) {
+		e.breaker.start(processMicros())
+		e.ended(lane, processMicros(), err)
+		return store.down()
+	}
+	if end(old.quick, readOnly) || end(old.patient, readOnly) {
+		t.Error("a connection that was replaced takes the new one down")
+	}
+	end(e.conn.Load().quick, nil)
+	if !end(e.conn.Load().quick, readOnly) {
+		t.Error("a replica is taken for a master")
+	}
+}
+
 // A client that goes away is neither a failure of Redis nor a free request.
 func TestClientGoneIsCharged(t *testing.T) {
 	server := redistest.Start(t)
