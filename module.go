@@ -22,7 +22,7 @@
 //	redis_endpoint.go  one server: whether it is up, how it is probed; breaker.go says whether it is worth a try
 //	redis_lane.go   batches of decisions on their way to a server and back; redis_script.go is how the script is spoken to
 //	redis_errors.go what the end of a call means
-//	nodes.go        how many nodes there are: nodes.lua counts them in Redis
+//	redis_nodes.go  how many nodes there are: nodes.lua counts them in Redis
 //	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers blocks, and
 //	                refusals.go refusals
 //	shed.go         slots for requests in flight

@@ -250,6 +250,7 @@ func (s *redisSettings) String() string {
 		return "cluster " + s.addresses
 	case redisSentinel:
 		return s.master + "/" + strconv.Itoa(s.db) + " of sentinels " + s.addresses
+	case redisStandalone:
 	}
 	return s.addresses + "/" + strconv.Itoa(s.db)
 }

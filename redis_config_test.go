@@ -204,8 +204,9 @@ func TestAllRedisOptions(t *testing.T) {
 
 // No option is missing above.
 func TestAllRedisOptionsAreTested(t *testing.T) {
+	all := allOfSentinel + allOfCluster + allOfTLS
 	for name := range new(Redis).options(new(redisSettings)) {
-		if !strings.Contains(allOfSentinel+allOfCluster+allOfTLS, "\t"+name+" ") {
+		if !strings.Contains(all, "\t"+name+" ") {
 			t.Errorf("%s is in no test", name)
 		}
 	}
