@@ -212,7 +212,7 @@ func (a *App) unblock(ctx context.Context, id ID, group *string) (forgotten int,
 		}
 		rules := &a.penalties[name].rules
 		name = rules.group
-		if a.stores.local.unblock(processMicros(), id, name) {
+		if a.stores.local.unblock(id, name) {
 			forgotten++
 		}
 		for _, s := range a.remotes {
@@ -224,7 +224,7 @@ func (a *App) unblock(ctx context.Context, id ID, group *string) (forgotten int,
 				forgotten++
 			}
 		}
-		a.stores.shares.unblock(processMicros(), id, name) // last, or a request would learn of the block again
+		a.stores.shares.unblock(id, name) // last, or a request would learn of the block again
 	}
 	return forgotten, nil
 }

@@ -50,7 +50,6 @@ func (l *Limiter) Decide(ctx context.Context, charges []Charge) Decision {
 	if d, refused := l.refuseKnown(remote); refused {
 		return d
 	}
-	ctx = context.WithoutCancel(ctx)
 	if len(local) == 0 {
 		return l.takeRemote(ctx, remote)
 	}
@@ -115,14 +114,14 @@ func (l *Limiter) takeRemote(ctx context.Context, charges []Charge) Decision {
 		if d, refused := l.refuseCached(charges); refused {
 			return d
 		}
-		return l.takePart(ctx, charges)
+		return l.takePart(context.WithoutCancel(ctx), charges)
 	}
 	for _, part := range parts {
 		if d, refused := l.refuseCached(part); refused {
 			return d
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.remote.budget(charges))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.remote.budget(charges))
 	defer cancel()
 	return l.takeParts(ctx, parts)
 }

@@ -56,7 +56,7 @@ func (l *Limiter) askAgain(charges []Charge) {
 	now := l.now()
 	for i := range charges {
 		if c := &charges[i]; c.BlockedFor > 0 {
-			l.shares.setAsked(now, now-recheckEvery+recheckSoon, c.ID, c.Penalty.group)
+			l.shares.setAsked(now-recheckEvery+recheckSoon, c.ID, c.Penalty.group)
 		}
 	}
 }
@@ -71,7 +71,7 @@ func (l *Limiter) learn(charges []Charge, d *Decision) {
 			block := strikeRecord{strikes: c.Penalty.after + 1, until: now + d.RetryAfter.Microseconds(), last: now}
 			l.shares.setRecord(now, c.ID, c.Penalty, block, l.maxKeys)
 		case d.Reason != ReasonBlocked && c.BlockedFor > 0:
-			l.shares.unblock(now, c.ID, c.Penalty.group)
+			l.shares.unblock(c.ID, c.Penalty.group)
 		}
 	}
 }

@@ -129,11 +129,16 @@ func (m *memoryStore) len() (buckets, records int) {
 // evicted returns how many buckets and strike records were dropped while they still mattered.
 func (m *memoryStore) evicted() uint64 { return m.lost.Load() }
 
+// shardIndex returns which shard holds the state of an identity.
+func (m *memoryStore) shardIndex(id ID) uint64 { return maphash.Bytes(m.seed, id[:]) % shardCount }
+
+func (m *memoryStore) shardOf(id ID) *shard { return &m.shards[m.shardIndex(id)] }
+
 // locate says for each charge where its state is, and returns the set of shards that hold it.
 func (m *memoryStore) locate(r *request) (set uint32) {
 	for i := range r.charges {
 		c, v := &r.charges[i], &r.visits[i]
-		s := maphash.Bytes(m.seed, c.ID[:]) % shardCount
+		s := m.shardIndex(c.ID)
 		v.shard, v.zone = &m.shards[s], m.names.number(c.Zone)
 		if c.Penalty != nil {
 			v.group = m.names.number(c.Penalty.group)

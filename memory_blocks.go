@@ -40,14 +40,23 @@ func (r *request) setRecord(record strikeRecord) (known bool) {
 	return true
 }
 
+// lockRecord locks the shard of an identity and returns where its strikes in a group are, -1 if there are none. The caller
+// unlocks the shard.
+func (m *memoryStore) lockRecord(id ID, group string) (*shard, int32) {
+	s := m.shardOf(id)
+	key := entryKey{id, m.names.number(group)}
+	s.mu.Lock()
+	return s, s.records.find(key)
+}
+
 // blocked returns until when the strikes of an identity in a group block it, 0 if they do not, and when the last of them was.
 func (m *memoryStore) blocked(now int64, id ID, group string) (until, last int64) {
-	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
-	set := m.locate(&r)
-	r.now = m.lock(set, now)
-	defer m.unlock(set)
-	r.readRecord(0)
-	record := r.states[0].record
+	s, at := m.lockRecord(id, group)
+	defer s.mu.Unlock()
+	if at < 0 {
+		return 0, 0
+	}
+	record := s.records.value(at)
 	if record.until <= now {
 		return 0, 0
 	}
@@ -56,41 +65,32 @@ func (m *memoryStore) blocked(now int64, id ID, group string) (until, last int64
 
 // recheck makes now the last strike of an identity in a group, if that was so many microseconds ago, and says whether it was.
 func (m *memoryStore) recheck(now int64, id ID, group string, ago int64) bool {
-	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
-	set := m.locate(&r)
-	r.now = m.lock(set, now)
-	defer m.unlock(set)
-	r.readRecord(0)
-	if r.visits[0].record < 0 || now-r.states[0].record.last < ago {
+	s, at := m.lockRecord(id, group)
+	defer s.mu.Unlock()
+	if at < 0 || now-s.records.value(at).last < ago {
 		return false
 	}
-	r.visits[0].shard.records.value(r.visits[0].record).last = now
+	s.records.value(at).last = now
 	return true
 }
 
 // setAsked makes a time the last strike of an identity in a group, if it has any.
-func (m *memoryStore) setAsked(now, at int64, id ID, group string) {
-	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
-	set := m.locate(&r)
-	r.now = m.lock(set, now)
-	defer m.unlock(set)
-	r.readRecord(0)
-	if r.visits[0].record >= 0 {
-		r.visits[0].shard.records.value(r.visits[0].record).last = at
+func (m *memoryStore) setAsked(last int64, id ID, group string) {
+	s, at := m.lockRecord(id, group)
+	defer s.mu.Unlock()
+	if at >= 0 {
+		s.records.value(at).last = last
 	}
 }
 
 // unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.
-func (m *memoryStore) unblock(now int64, id ID, group string) bool {
-	r := request{charges: []Charge{{ID: id, Penalty: &penaltyRules{group: group}}}, visits: make([]visit, 1), states: make([]state, 1)}
-	set := m.locate(&r)
-	m.lock(set, now)
-	defer m.unlock(set)
-	r.readRecord(0)
-	if r.visits[0].record < 0 {
+func (m *memoryStore) unblock(id ID, group string) bool {
+	s, at := m.lockRecord(id, group)
+	defer s.mu.Unlock()
+	if at < 0 {
 		return false
 	}
-	r.visits[0].shard.records.remove(r.visits[0].record)
+	s.records.remove(at)
 	m.total.Add(-1)
 	m.records.Add(-1)
 	return true

@@ -162,3 +162,40 @@ func TestRefusalsAreTrue(t *testing.T) {
 		}
 	})
 }
+
+// What floods cost that are answered here, in the limiter alone: nothing that lasts.
+func TestFloodsAllocateLittle(t *testing.T) {
+	s, l := newRemoteMemory()
+	limited := testCharge("api", 1)
+	blocked := testCharge("login", 1)
+	blocked.Penalty = &penaltyRules{after: 0, base: 60e6, max: 3600e6, window: 3600e6}
+	s.hammer(l, 3, limited)
+	s.hammer(l, 3, blocked)
+	for name, charges := range map[string][]Charge{"limited": {limited}, "blocked": {blocked}} {
+		if n := testing.AllocsPerRun(100, func() { l.Decide(context.Background(), charges) }); n > 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
+func BenchmarkRefusedHere(b *testing.B) {
+	s, l := newRemoteMemory()
+	charges := []Charge{testCharge("api", 1)}
+	s.hammer(l, 3, charges...)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Decide(context.Background(), charges)
+	}
+}
+
+func BenchmarkBlockedHere(b *testing.B) {
+	s, l := newRemoteMemory()
+	c := testCharge("login", 1)
+	c.Penalty = &penaltyRules{after: 0, base: 60e6, max: 3600e6, window: 3600e6}
+	charges := []Charge{c}
+	s.hammer(l, 3, charges...)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Decide(context.Background(), charges)
+	}
+}

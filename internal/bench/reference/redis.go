@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"net/http"
 	"os"
@@ -70,22 +71,35 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return next.ServeHTTP(w, r)
 }
 
-// take asks the script about one token, in the order of arguments that its header says, and returns what of its reply matters
-// here.
+// take asks the script about one token, in a batch of one as its header describes it, and returns what of its reply matters here.
 func (h *Handler) take(ctx context.Context, key string) (verdict, now, left int64, err error) {
 	id := sha256.Sum256([]byte(key))
 	keys := []string{"reference:{" + base64.RawURLEncoding.EncodeToString(id[:16]) + "}"}
-	const charges, groups, index, flags, group = 1, 0, 1, 1, 0
-	reply, err := h.script.Run(ctx, h.client, keys, "", charges, groups,
-		index, "api", h.Num, h.Den, h.Burst*token, token, flags, group).Int64Slice()
+	reply, err := h.script.Run(ctx, h.client, keys, "", h.batch()).Int64Slice()
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	if len(reply) != 8 {
-		return 0, 0, 0, fmt.Errorf("the script replied %d numbers, not 8", len(reply))
+	if len(reply) < 4 {
+		return 0, 0, 0, fmt.Errorf("the script replied %d numbers, not 4 or 5", len(reply))
 	}
-	return reply[0], reply[1], reply[7], nil
+	return reply[2], reply[0], reply[len(reply)-1], nil
 }
+
+// batch is one request of one charge.
+func (h *Handler) batch() []byte {
+	const groups, flags, group, charges, key, policy = 0, 1, 0, 1, 1, 1
+	b := []byte{groups, 0, 1, 0, 1} // and one policy, one request
+	b = binary.BigEndian.AppendUint32(b, uint32(h.Num))
+	b = binary.BigEndian.AppendUint32(b, uint32(h.Den))
+	b = append(b, int7(h.Burst*token)...)
+	b = append(b, int7(token)...)
+	b = append(b, flags, group, uint8(len("zapi")))
+	b = append(b, "zapi"...)
+	b = append(b, charges, 0, key, 0, policy)
+	return append(b, int7(0)...) // no known block
+}
+
+func int7(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n))[1:] }
 
 var (
 	_ caddy.Provisioner           = (*Handler)(nil)
