@@ -28,12 +28,12 @@ test: tools ## Run all tests with the race detector
 	go test -run Alloc .
 
 test-redis: tools ## Run the tests against Sentinel, Cluster and Redis in trouble
-	go test -race -tags redis -count=1 -timeout 20m -run 'TestFailover|TestBlockOutlives|TestCaddys' .
+	go test -race -tags redis -count=1 -timeout 20m -run 'TestFailover|TestBlockOutlives|TestCaddys|TestStalls|TestReloadsByTheHundred|TestClientsOf' .
 
 lint: bin/golangci-lint-$(GOLANGCI_LINT_VERSION) ## Check the code, go.mod and go.sum
 	$< run --allow-parallel-runners ./...
 	go mod tidy -diff
-	go vet -tags bench,soak ./...
+	go vet -tags bench,soak,redis ./...
 
 bin/golangci-lint-$(GOLANGCI_LINT_VERSION):
 	GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_LINT_VERSION)
