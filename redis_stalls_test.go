@@ -237,6 +237,7 @@ func TestSlowConnectsAndABrokenConnection(t *testing.T) {
 		open, used := s.proxy.OpenConns(), seen()[calls+1].client // the one that is taken next, too
 		s.server.Do("client", "kill", "addr", used)
 		proc.Eventually(t, "the connection is closed on this side, too", func() bool { return s.proxy.OpenConns() < open })
+		s.decide(context.Background(), sensitiveZone)
 		var clients sync.WaitGroup
 		for range 4 {
 			clients.Go(func() { s.ask(5) })
@@ -246,7 +247,7 @@ func TestSlowConnectsAndABrokenConnection(t *testing.T) {
 	}
 	answers := s.noted()
 	t.Logf("%s: %s; %s: %s", normalZone, counted(answers[normalZone]), sensitiveZone, counted(answers[sensitiveZone]))
-	if sensitive := answers[sensitiveZone]; len(sensitive) != 1 || sensitive[byRedis] != 6*(4*5+1) {
+	if sensitive := answers[sensitiveZone]; len(sensitive) != 1 || sensitive[byRedis] != 6*(4*5+2) {
 		t.Errorf("a sensitive route answered %v", sensitive)
 	}
 	if answers[normalZone][strconv.Itoa(http.StatusTooManyRequests)] > 0 {
