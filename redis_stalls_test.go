@@ -38,13 +38,13 @@ func TestClientsLeaveMidDecision(t *testing.T) {
 		proxy.SetDelay(50 * time.Millisecond)
 		for range alone {
 			sent := proxy.Requests()
-			conn := hurry(t, n, zone)
+			conn := sendOnly(t, n, zone)
 			proc.Eventually(t, "the decision is on its way", func() bool { return proxy.Requests() > sent })
 			_ = conn.(*net.TCPConn).SetLinger(0) // a reset; what is not read yet is lost
 			conn.Close()
 		}
 		for range together {
-			hurry(t, n, zone).Close()
+			sendOnly(t, n, zone).Close()
 		}
 		key := theIdentity(t, server)
 		proc.Eventually(t, "all are charged", func() bool { return missingTokens(server, key, zone, burst) >= 1+alone+together })
@@ -64,8 +64,8 @@ func TestClientsLeaveMidDecision(t *testing.T) {
 	}
 }
 
-// hurry sends a request and does not wait for the answer.
-func hurry(t *testing.T, n *node.Node, zone string) net.Conn {
+// sendOnly sends a request and does not wait for the answer.
+func sendOnly(t *testing.T, n *node.Node, zone string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", n.Addr())
 	if err != nil {
