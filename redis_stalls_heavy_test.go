@@ -39,63 +39,35 @@ func TestStallsUnderLoad(t *testing.T) {
 	stallsUnderLoad(t, stallTimes{well: 2 * time.Second, slow: 4 * time.Second, hung: 5 * time.Second})
 }
 
+// stallSite limits two routes, and a third not at all.
+var stallSite = site(fmt.Sprintf("redis {$REDIS}\nkey_secret test\nnodes %d", stallNodes), fmt.Sprintf(`
+	zone api {
+		match path /api
+		rate %d/s
+		burst %d
+	}
+	zone login {
+		match path /login
+		rate 1000000/s
+		sensitive
+	}`, stallRate, stallBurst))
+
 func stallsUnderLoad(t *testing.T, times stallTimes) {
 	server := redistest.Start(t)
 	proxy := redistest.NewProxy(t, server.Addr())
-	n := node.Start(t, fmt.Sprintf(`{
-			admin {$ADMIN}
-			rate_limit {
-				redis {$REDIS}
-				key_secret test
-				nodes %d
-			}
-		}
-		http://:{$PORT} {
-			rate_limit {
-				zone api {
-					match path /api
-					rate %d/s
-					burst %d
-				}
-				zone login {
-					match path /login
-					rate 1000000/s
-					sensitive
-				}
-			}
-			respond ok
-		}`, stallNodes, stallRate, stallBurst), node.Env("REDIS", proxy.Addr()))
-	proc.Eventually(t, "Redis counts as up", func() bool { return n.LogLines("redis is up") == 1 })
-	s := &stalls{t: t, node: n, routes: []*pacedRoute{
+	s := &stalls{t: t, server: server, node: node.Start(t, stallSite, node.Env("REDIS", proxy.Addr())), routes: []*pacedRoute{
 		{path: "/api", rate: 1000, clients: 96},
 		{path: "/login", rate: 100, clients: 80},
 		{path: "/free", rate: 100, clients: 8}, // no zone has it: what the machine itself costs
 	}}
+	proc.Eventually(t, "Redis counts as up", s.isUp)
 	stop := s.load()
 	defer stop()
-	calm := s.phase("Redis is well", times.well)
-	for _, stall := range []struct {
-		what       string
-		begin, end func()
-		howLong    time.Duration
-	}{
-		{"200 ms slow", func() { proxy.SetDelay(100 * time.Millisecond) }, func() { proxy.SetDelay(0) }, times.slow},
-		{"2 s slow", func() { proxy.SetDelay(time.Second) }, func() { proxy.SetDelay(0) }, times.slow},
-		{"SIGSTOP", server.Stop, server.Cont, times.hung},
-	} {
-		ups := n.LogLines("redis is up again")
-		stall.begin()
-		s.flat(calm, s.phase(stall.what, stall.howLong))
-		if n.LogLines("redis is down") == 0 {
-			t.Errorf("%s: Redis never counted as down", stall.what)
-		}
-		stall.end()
-		begun := time.Now()
-		proc.Eventually(t, "Redis counts as up", func() bool { return n.LogLines("redis is up again") > ups && s.isUp() })
-		t.Logf("%s: Redis decides again %s after its end", stall.what, time.Since(begun).Round(time.Millisecond))
-		s.flat(calm, s.phase("after it", times.well))
-		s.decidesByRedis(server)
-	}
+	s.calm = s.phase("Redis is well", times.well)
+	delayed := func(d time.Duration) func() { return func() { proxy.SetDelay(d / 2) } } // in each direction
+	s.endure("200 ms slow", delayed(200*time.Millisecond), delayed(0), times.slow, times.well)
+	s.endure("2 s slow", delayed(2*time.Second), delayed(0), times.slow, times.well)
+	s.endure("SIGSTOP", server.Stop, server.Cont, times.hung, times.well)
 	stop()
 	s.bounded()
 	s.oneLineEach()
@@ -103,11 +75,12 @@ func stallsUnderLoad(t *testing.T, times stallTimes) {
 
 // stalls is a Caddy under load.
 type stalls struct {
-	t      *testing.T
-	node   *node.Node
-	routes []*pacedRoute
-	begun  time.Time
-	ended  time.Time
+	t            *testing.T
+	server       *redistest.Server
+	node         *node.Node
+	routes       []*pacedRoute
+	begun, ended time.Time
+	calm         measured // before the first stall
 }
 
 // measured is what was seen in a phase.
@@ -185,11 +158,29 @@ func (s *stalls) phase(what string, howLong time.Duration) (m measured) {
 	return m
 }
 
+// endure measures a stall and what comes after it.
+func (s *stalls) endure(what string, begin, end func(), howLong, after time.Duration) {
+	s.t.Helper()
+	ups := s.node.LogLines("redis is up again")
+	begin()
+	s.flat(s.phase(what, howLong))
+	if s.isUp() {
+		s.t.Errorf("%s: Redis counts as up", what)
+	}
+	end()
+	ended := time.Now()
+	proc.Eventually(s.t, "Redis counts as up", func() bool { return s.node.LogLines("redis is up again") > ups && s.isUp() })
+	s.t.Logf("%s: Redis is up again %s after its end", what, time.Since(ended).Round(time.Millisecond))
+	s.flat(s.phase("after it", after))
+	calls := s.server.Calls("evalsha")
+	proc.Eventually(s.t, "Redis decides", func() bool { return s.server.Calls("evalsha") > calls+50 })
+}
+
 // flat holds what a phase cost against what it cost when all was well. Each client has one connection all the time; while it is
 // waiting for an answer, Caddy has one goroutine more for it.
-func (s *stalls) flat(before, now measured) {
+func (s *stalls) flat(now measured) {
 	s.t.Helper()
-	clients := 0
+	before, clients := s.calm, 0
 	for _, r := range s.routes {
 		clients += r.clients
 	}
@@ -210,13 +201,6 @@ func (s *stalls) isUp() bool {
 		}
 	}
 	return up
-}
-
-// decidesByRedis waits until Redis runs the script for requests.
-func (s *stalls) decidesByRedis(server *redistest.Server) {
-	s.t.Helper()
-	calls := server.Calls("evalsha")
-	proc.Eventually(s.t, "Redis decides again", func() bool { return server.Calls("evalsha") > calls+50 })
 }
 
 // bounded holds what was admitted on the normal route against what Redis may admit in all that time, and the share.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -98,6 +99,8 @@ type executed struct {
 	probe  bool
 }
 
+func (e executed) isProbe() bool { return e.probe }
+
 // watchScripts returns a function that tells which calls of the script a server has executed since now.
 func watchScripts(t *testing.T, server *redistest.Server) func() []executed {
 	t.Helper()
@@ -146,10 +149,46 @@ func watchScripts(t *testing.T, server *redistest.Server) func() []executed {
 // While a Redis is down, only probes reach it, one at a time and not in step. When it could answer again, no request is sent
 // before a probe was answered.
 func TestOnlyProbesReachWhatIsDown(t *testing.T) {
-	const timeout, patience, probes, way = 60 * time.Millisecond, 120 * time.Millisecond, 11, 25 * time.Millisecond
-	s := proxied(t, redisSettings{timeout: timeout, patience: patience})
+	const probes, way = 11, 25 * time.Millisecond
+	s := proxied(t, redisSettings{timeout: 60 * time.Millisecond, patience: 120 * time.Millisecond})
 	s.awaitRedis()
 	seen := watchScripts(t, s.server)
+	stop := s.askOn()
+	defer stop()
+	s.proxy.DropRepliesTo("evalsha") // what opens a connection is answered
+	proc.Eventually(t, "Redis is down", s.store.down)
+	begin, sent := len(seen()), s.proxy.Requests()
+	// What was on its way when it went down can come beside the first probe.
+	second := func() (i int) {
+		all := seen()[begin:]
+		first := slices.IndexFunc(all, executed.isProbe)
+		if first < 0 || first+1 >= len(all) {
+			return -1
+		}
+		return begin + first + 1 + max(0, slices.IndexFunc(all[first+1:], executed.isProbe))
+	}
+	proc.Eventually(t, "there are some probes", func() bool { return len(seen()) >= begin+probes+2 })
+	// Each probe uses up a connection; to open another takes a command.
+	if n, came := s.proxy.Requests()-sent, len(seen())-begin; n > 2*came+warmConns {
+		t.Errorf("%d commands for %d probes", n, came)
+	}
+	s.proxy.SetDelay(way)
+	s.proxy.DropRepliesTo("")
+	proc.Eventually(t, "Redis decides", func() bool { all := seen(); return !all[len(all)-1].probe })
+	stop()
+	alone := seen()[second():]
+	first := slices.IndexFunc(alone, func(e executed) bool { return !e.probe })
+	if first < probes-1 {
+		t.Fatalf("command %d while Redis was down was no probe", first)
+	}
+	if after := alone[first].at - alone[first-1].at; after < 2*way-5*time.Millisecond {
+		t.Errorf("a request came %s after the last probe, whose answer took %s, and the request as long", after, way)
+	}
+	jittered(t, alone[:probes-1], s.settings.patience)
+}
+
+// askOn asks for both zones until stopped.
+func (s *stand) askOn() (stop func()) {
 	var done atomic.Bool
 	var clients sync.WaitGroup
 	for _, zone := range []string{normalZone, normalZone, sensitiveZone, sensitiveZone} {
@@ -159,52 +198,15 @@ func TestOnlyProbesReachWhatIsDown(t *testing.T) {
 			}
 		})
 	}
-	s.proxy.DropRepliesTo("evalsha") // what opens a connection is answered
-	proc.Eventually(t, "Redis is down", s.store.down)
-	begin := len(seen())
-	// What was on its way when it went down can come beside the first probe.
-	second := func() int {
-		found := 0
-		for i, e := range seen()[begin:] {
-			if e.probe {
-				found++
-			}
-			if found == 2 {
-				return begin + i
-			}
-		}
-		return -1
-	}
-	proc.Eventually(t, "there is a second probe", func() bool { return second() >= 0 })
-	begin = second()
-	sent := s.proxy.Requests()
-	proc.Eventually(t, "there are some probes", func() bool { return len(seen()) >= begin+probes })
-	// Each probe uses up a connection; to open another takes a command.
-	if n, came := s.proxy.Requests()-sent, len(seen())-begin; n > 2*came+warmConns {
-		t.Errorf("%d commands for %d probes", n, came)
-	}
-	s.proxy.SetDelay(way)
-	s.proxy.DropRepliesTo("")
-	proc.Eventually(t, "Redis decides", func() bool {
-		all := seen()
-		return !all[len(all)-1].probe
-	})
-	done.Store(true)
-	clients.Wait()
-	alone := seen()[begin:]
-	first := 0
-	for first < len(alone) && alone[first].probe {
-		first++
-	}
-	if first < probes {
-		t.Fatalf("command %d while Redis was down was no probe", first)
-	}
-	if after := alone[first].at - alone[first-1].at; after < 2*way-5*time.Millisecond {
-		t.Errorf("a request came %s after the last probe, whose answer took %s, and the request as long", after, way)
-	}
+	return func() { done.Store(true); clients.Wait() }
+}
+
+// jittered holds that probes come one after the other, each of which has so much time, and not in step.
+func jittered(t *testing.T, probes []executed, patience time.Duration) {
+	t.Helper()
 	shortest, longest := time.Hour, time.Duration(0)
-	for i := 1; i < probes; i++ {
-		gap := alone[i].at - alone[i-1].at
+	for i := 1; i < len(probes); i++ {
+		gap := probes[i].at - probes[i-1].at
 		if gap < patience/2 {
 			t.Errorf("a probe came %s after another, which had %s", gap, patience)
 		}
@@ -212,9 +214,9 @@ func TestOnlyProbesReachWhatIsDown(t *testing.T) {
 			shortest, longest = min(shortest, gap), max(longest, gap)
 		}
 	}
-	t.Logf("pauses from %s to %s", shortest, longest)
+	t.Logf("from %s to %s between two probes", shortest, longest)
 	if longest-shortest < 10*time.Millisecond || longest > 30*probeMax {
-		t.Errorf("pauses from %s to %s", shortest, longest)
+		t.Errorf("from %s to %s between two probes", shortest, longest)
 	}
 }
 
