@@ -165,9 +165,8 @@ func TestCertificateRotation(t *testing.T) {
 func TestPoolsBySettings(t *testing.T) {
 	keys, others := newTestKeys(t), newTestKeys(t)
 	t.Setenv("TOLLGATE_TEST_SECRET", "secret")
-	quoted := func(text string) string { return strconv.Quote(text) }
 	mutual := func(k *testKeys) string {
-		return `"tls_client_cert_pem":` + quoted(k.cert) + `,"tls_client_key_pem":` + quoted(k.key)
+		return `"tls_client_cert_pem":` + strconv.Quote(k.cert) + `,"tls_client_key_pem":` + strconv.Quote(k.key)
 	}
 	configs := []string{
 		`"address":["redis://:secret@a:1"]`,
@@ -177,8 +176,8 @@ func TestPoolsBySettings(t *testing.T) {
 		`"address":["rediss://:secret@a:1"]`,
 		`"address":["rediss://:secret@a:1"],"tls_insecure":true`,
 		`"address":["rediss://:secret@a:1"],"tls_server_name":"b"`,
-		`"address":["rediss://:secret@a:1"],"tls_server_certs_pem":` + quoted(keys.ca),
-		`"address":["rediss://:secret@a:1"],"tls_server_certs_pem":` + quoted(others.ca),
+		`"address":["rediss://:secret@a:1"],"tls_server_certs_pem":` + strconv.Quote(keys.ca),
+		`"address":["rediss://:secret@a:1"],"tls_server_certs_pem":` + strconv.Quote(others.ca),
 		`"address":["rediss://:secret@a:1"],` + mutual(keys),
 		`"address":["rediss://:secret@a:1"],` + mutual(others),
 		`"address":["a:1"],"master_name":"m","password":"secret"`,
@@ -206,10 +205,10 @@ func TestPoolsBySettings(t *testing.T) {
 		known[client] = config
 	}
 	for same, config := range map[string]string{
-		`"address":["a:1"],"password":"{env.TOLLGATE_TEST_SECRET}"`:                                                                      configs[0],
-		`"address":["redis://bob@a:1"],"password":"secret"`:                                                                              configs[2],
-		`"address":["a:1"],"password":"secret","tls_enabled":true,"tls_server_certs_path":"` + keys.file("ca") + `"`:                     configs[7],
-		`"address":["rediss://:secret@a:1"],"tls_client_cert_path":"` + keys.file("cert") + `","tls_client_key_pem":` + quoted(keys.key): configs[9],
+		`"address":["a:1"],"password":"{env.TOLLGATE_TEST_SECRET}"`:                                                                             configs[0],
+		`"address":["redis://bob@a:1"],"password":"secret"`:                                                                                     configs[2],
+		`"address":["a:1"],"password":"secret","tls_enabled":true,"tls_server_certs_path":"` + keys.file("ca") + `"`:                            configs[7],
+		`"address":["rediss://:secret@a:1"],"tls_client_cert_path":"` + keys.file("cert") + `","tls_client_key_pem":` + strconv.Quote(keys.key): configs[9],
 	} {
 		if known[clientOf(same)] != config {
 			t.Errorf("two pools for\n%s\n%s", same, config)

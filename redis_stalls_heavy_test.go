@@ -283,6 +283,7 @@ func (r *pacedRoute) ask(conn net.Conn, begun time.Time, done *atomic.Bool) erro
 			return err
 		}
 		_, err = io.Copy(io.Discard, answer.Body)
+		answer.Body.Close()
 		if err != nil {
 			return err
 		}

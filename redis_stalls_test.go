@@ -257,6 +257,36 @@ func TestSlowConnectsAndABrokenConnection(t *testing.T) {
 	}
 }
 
+// A Redis, or what stands before it, closes connections that were idle for long. Nobody sends a request on one of them.
+func TestIdleConnectionsAreClosedByRedis(t *testing.T) {
+	for name, start := range map[string]func(t *testing.T) *stand{
+		"plain": func(t *testing.T) *stand { t.Helper(); return proxied(t, longBudgets) },
+		"TLS":   func(t *testing.T) *stand { t.Helper(); return encrypted(t, longBudgets, trusted) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			s.awaitRedis()
+			s.forget()
+			s.log() // that Redis is up
+			for i, zone := range []string{sensitiveZone, normalZone, sensitiveZone} {
+				proc.Eventually(t, "all connections are warm", func() bool { return s.proxy.OpenConns() >= warmConns })
+				opened := s.proxy.Conns()
+				s.killClients()
+				proc.Eventually(t, "they are closed on this side, too", func() bool { return s.proxy.OpenConns() == 0 })
+				if d := s.decide(context.Background(), zone); d.Source != SourceRedis || !d.Allowed {
+					t.Errorf("request %d: got %+v", i, d)
+				}
+				if s.proxy.Conns() == opened {
+					t.Errorf("request %d: none was opened", i)
+				}
+			}
+			if lines := s.log(); len(lines) > 0 {
+				t.Errorf("logged %q", lines)
+			}
+		})
+	}
+}
+
 // clientIDs returns the numbers of those clients of a server whose line in CLIENT LIST is wanted, in the order they came.
 func clientIDs(server *redistest.Server, wanted func(client string) bool) (ids []string) {
 	list, _ := server.Do("client", "list").(string)
