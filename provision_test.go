@@ -78,6 +78,8 @@ func TestErrorsOfProvision(t *testing.T) {
 		{`"rate_limits":{"a":{"rate":"10/s","penalty":"on"}}`, `zone "a": penalty: must be off, got "on"`},
 		{`"rate_limits":{"a":{"rate":"10/s","headers":"on"}}`, `zone "a": headers: must be off, got "on"`},
 		{`"rate_limits":{"a":{"rate":"10/s","on_store_error":"open"}}`, `zone "a": on_store_error: must be local, full, deny or allow, got "open"`},
+		{`"rate_limits":{"a":{"rate":"10/s","lease":"on"}}`, `zone "a": lease: must be auto, got "on"`},
+		{`"rate_limits":{"a":{"rate":"10/s","lease":"auto","store":"memory"}}`, `zone "a": lease takes tokens ahead from Redis: leave it out where store is memory, and in a dry run`},
 		{`"rate_limits":{"a":{"rate":"10/s","on_store_error":"deny","sensitive":[{}]}}`, `zone "a": sensitive and on_store_error both say what happens while the store is down: use one of them`},
 		{`"rate_limits":{"a":{"rate":"10/s","key":"{http.request.remote_ip}"}}`, `zone "a": key: there is no placeholder {http.request.remote_ip}`},
 		{`"penalty":{"after":-1}`, `penalty: after must be from 0 to 65534, got -1`},

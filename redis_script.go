@@ -39,6 +39,7 @@ type policy struct {
 const (
 	flagStrikes = 1 << iota
 	flagDryRun
+	flagLeases
 )
 
 // add puts a request into the batch. Its keys get the prefix.
@@ -53,6 +54,9 @@ func (b *batch) add(prefix string, charges []Charge) {
 		b.requests = binary.BigEndian.AppendUint16(b.requests, b.key(prefix, c.ID))
 		b.requests = binary.BigEndian.AppendUint16(b.requests, b.policy(c))
 		b.requests = appendInt7(b.requests, c.BlockedFor)
+		if c.Ask > 0 {
+			b.requests = appendInt7(b.requests, c.Ask)
+		}
 	}
 }
 
@@ -78,6 +82,9 @@ func (b *batch) policy(c *Charge) uint16 {
 	}
 	if c.DryRun {
 		p.flags |= flagDryRun
+	}
+	if c.Ask > 0 {
+		p.flags |= flagLeases
 	}
 	n, known := b.policies[p]
 	if !known {
@@ -151,6 +158,9 @@ func (b *batch) command(verb, script, clock string) onceCmd {
 	return newOnceCmd(append(args, clock, b.packed())...)
 }
 
+// replyLeased is the verdict of a request that is allowed, and for which tokens were leased.
+const replyLeased = 3
+
 // replyReader reads the reply of the script, a request at a time.
 type replyReader struct {
 	rest []int64
@@ -192,6 +202,10 @@ func (r *replyReader) outcome(charges int) (outcome, error) {
 		if strikes, err = r.next(1); err == nil {
 			out.strikes = strikes[0]
 			out.tokens, err = r.next(charges)
+		}
+	case replyLeased:
+		if out.tokens, err = r.next(charges); err == nil {
+			out.grants, err = r.next(charges)
 		}
 	case int64(verdictBlocked):
 		err = r.block(&out, charges)

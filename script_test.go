@@ -19,16 +19,18 @@ import (
 type plain struct {
 	buckets map[string]Bucket
 	records map[string]strikeRecord
+	leased  map[string]leaseSums
 }
 
 func newPlain() *plain {
-	return &plain{buckets: map[string]Bucket{}, records: map[string]strikeRecord{}}
+	return &plain{buckets: map[string]Bucket{}, records: map[string]strikeRecord{}, leased: map[string]leaseSums{}}
 }
 
 func (m *plain) take(now int64, charges []Charge) outcome {
 	states := make([]state, len(charges))
 	for i := range charges {
 		states[i].bucket = m.buckets[bucketName(&charges[i])]
+		states[i].leased = m.leased[bucketName(&charges[i])]
 		if charges[i].Penalty != nil {
 			states[i].record = m.records[recordName(&charges[i])]
 		}
@@ -37,6 +39,7 @@ func (m *plain) take(now int64, charges []Charge) outcome {
 	for i := range charges {
 		if states[i].wroteBucket {
 			m.buckets[bucketName(&charges[i])] = states[i].bucket
+			m.leased[bucketName(&charges[i])] = states[i].leased
 		}
 		if states[i].wroteRecord {
 			m.records[recordName(&charges[i])] = states[i].record
@@ -151,6 +154,9 @@ func drawCharges(t *rapid.T, ids []ID, rules []*penaltyRules) []Charge {
 		if rapid.IntRange(0, 9).Draw(t, "give back") == 0 {
 			c.Cost = -c.Cost
 		}
+		if rapid.IntRange(0, 3).Draw(t, "lease") == 0 {
+			c.Ask = Token * rapid.SampledFrom([]int64{1, 2, 10, 1e6}).Draw(t, "ask")
+		}
 		if g := rapid.IntRange(0, len(rules)).Draw(t, "group"); g > 0 {
 			c.Penalty = rules[g-1]
 			c.BlockedFor = drawKnownBlock(t, charges, &c)
@@ -178,7 +184,7 @@ func TestScriptIsTheModel(t *testing.T) {
 		ids := []ID{{1}, {2}, {3}}
 		now := int64(1_764_550_000_123_456)
 		for range rapid.IntRange(250, 400).Draw(t, "steps") {
-			now += rapid.SampledFrom([]int64{0, 1, 999, 1e3, 1e5, 1e6, 3e6, 61e6, 3600e6, 7200e6, 1e11, -5e6}).Draw(t, "idle")
+			now += rapid.SampledFrom([]int64{0, 1, 999, 1e3, 3e4, 1e5, 1e6, 3e6, 61e6, 3600e6, 7200e6, 1e11, -5e6}).Draw(t, "idle")
 			if rapid.IntRange(0, 19).Draw(t, "unblock") == 0 {
 				id, p := rapid.SampledFrom(ids).Draw(t, "whom"), rapid.SampledFrom(rules).Draw(t, "of which group")
 				if got, want := script.unblock(t, now, id, p), model.unblock(now, id, p); got != want {
