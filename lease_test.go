@@ -104,3 +104,40 @@ func TestLeasesNeverAdmitMore(t *testing.T) {
 		t.Error("too few steps of a kind for the test to mean anything")
 	}
 }
+
+// What is served from a lease costs no memory.
+func TestLeasesAllocateNothing(t *testing.T) {
+	l, c := hotLimiter(t)
+	charges := []Charge{c}
+	if n := testing.AllocsPerRun(100, func() { l.Decide(context.Background(), charges) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if d := l.Decide(context.Background(), charges); d.Source != SourceLease {
+		t.Errorf("not served from a lease: %+v", d)
+	}
+}
+
+func BenchmarkLeased(b *testing.B) {
+	l, c := hotLimiter(b)
+	charges := []Charge{c}
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Decide(context.Background(), charges)
+	}
+}
+
+// hotLimiter returns a limiter that holds a lease, and a charge that is served from it. Its clock stands.
+func hotLimiter(t testing.TB) (*Limiter, Charge) {
+	t.Helper()
+	now := int64(1_764_550_000_000_000)
+	zero := func() int64 { return 0 }
+	s := &slowStore{model: newPlain(), now: &now, there: zero, back: zero, lose: func() bool { return false }}
+	l, _ := newTestLimiter(s, 1)
+	l.now = func() int64 { return now }
+	c := Charge{Zone: "hot", ID: ID{1}, Limit: Limit{Num: 1_000_000_000, Den: 1, Burst: 1_000_000_000 * Token}, Cost: Token, Floor: Token, Leases: true}
+	for range 100_000 {
+		l.Decide(context.Background(), []Charge{c})
+		now++
+	}
+	return l, c
+}
