@@ -81,7 +81,7 @@ end
 -- per key: for how many µs its state must be kept, and its buckets and records by their fields, as they are now
 local states, healed = {}, 0
 for k = 1, #KEYS do
-  states[k] = { need = 0, buckets = {}, records = {} }
+  states[k] = { need = 0, buckets = {}, records = false }
 end
 
 -- reads a field; a key that is no hash is nobody's state
@@ -155,7 +155,12 @@ end
 
 -- A record, at first as what is stored comes to now. A block that the caller knows of is set again where there is none.
 local function recordOf(k, g, known)
-  local r = states[k].records[g.field]
+  local records = states[k].records
+  if not records then
+    records = {}
+    states[k].records = records
+  end
+  local r = records[g.field]
   if not r then
     local raw = read(KEYS[k], g.field)
     local version, strikes, till, last
@@ -177,7 +182,7 @@ local function recordOf(k, g, known)
       r = { strikes = 0, till = 0, last = 0, there = raw and true }
     end
     r.window = g.window
-    states[k].records[g.field] = r
+    records[g.field] = r
   end
   if known > 0 and not r.there then
     r.strikes, r.till, r.last, r.dirty, r.there = g.after + 1, now + min(known, g.max), now, true, true
@@ -224,17 +229,24 @@ local function settle(i)
     setBucket(b, tokens, p)
     b.leased, b.before = leased, before
   end
-  bs[i] = b
-  local s = states[ks[i]]
-  s.need = max(s.need, wait(p.burst - tokens, p.num, p.den))
-  ts[i] = tokens
+  bs[i], ts[i] = b, tokens
   return tokens >= p.cost or p.dry
+end
+
+-- notes for how long the key of a charge must be kept: until its bucket is full
+local function keep(i)
+  local p, s = ps[i], states[ks[i]]
+  local full = wait(p.burst - ts[i], p.num, p.den)
+  if full > s.need then
+    s.need = full
+  end
 end
 
 -- debits a charge, and returns what is leased beside it
 local function pay(i)
-  local p, b, s = ps[i], bs[i], states[ks[i]]
+  local p, b = ps[i], bs[i]
   if ts[i] < p.cost then
+    keep(i)
     return 0
   end
   local left = min(ts[i] - p.cost, max(p.burst - b.leasedNow - b.beforeNow, 0))
@@ -243,7 +255,7 @@ local function pay(i)
   setBucket(b, ts[i], p)
   b.leased, b.before = b.leasedNow + grant, b.beforeNow
   b.leasedNow = b.leased
-  s.need = max(s.need, wait(p.burst - ts[i], p.num, p.den))
+  keep(i)
   return grant
 end
 
@@ -280,25 +292,26 @@ local function decide()
     allowed = settle(i) and allowed
   end
   if allowed then
-    local verdict = replies + 1
+    local verdict, granted = replies + 1, false
     answer(0)
-    local grants = {}
     for i = 1, n do
-      grants[i] = pay(i)
+      local grant = pay(i)
+      asks[i], granted = grant, granted or grant > 0
       answer(ts[i])
     end
-    for i = 1, n do
-      if grants[i] > 0 then
-        reply[verdict] = 3
+    if granted then
+      reply[verdict] = 3
+      for i = 1, n do
+        answer(asks[i])
       end
-    end
-    for i = 1, reply[verdict] == 3 and n or 0 do
-      answer(grants[i])
     end
     return
   end
   local strikes
   strikes, longest, till = strike()
+  for i = 1, n do
+    keep(i)
+  end
   if longest > 0 then
     answer(2) answer(longest) answer(till) answer(strikes) answer(1)
     return
@@ -327,7 +340,7 @@ end
 -- write, with a TTL on every key: the latest time at which any of its state still matters
 for k, s in ipairs(states) do
   local key, wrote = KEYS[k], false
-  for field, r in pairs(s.records) do
+  for field, r in pairs(s.records or {}) do
     if r.strikes > 0 then
       s.need = max(s.need, max(r.last, r.till) + r.window - now)
     end
