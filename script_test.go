@@ -209,3 +209,27 @@ func TestScriptIsTheModel(t *testing.T) {
 		}
 	}
 }
+
+// The largest batch there can be fits into the numbers that the script is told.
+func TestLargestBatch(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	requests := make([][]Charge, maxBatch)
+	for i := range requests {
+		rules := &penaltyRules{group: strings.Repeat("g", maxName-3) + fmt.Sprintf("%03d~dry_run", i), after: 3, base: 1e6, max: 1e6, window: 1e6}
+		for zone := range maxZones {
+			requests[i] = append(requests[i], Charge{
+				Zone: strings.Repeat("z", maxName-3) + fmt.Sprintf("%03d", zone), ID: ID{byte(i), byte(zone)},
+				Limit: Limit{Num: 1, Den: 1, Burst: int64(i+2) * Token}, Cost: Token, Penalty: rules,
+			})
+		}
+	}
+	for i, out := range (scripted{client, "p"}).takeAll(t, 1_764_550_000_000_000, requests) {
+		for zone, left := range out.tokens {
+			if out.verdict != verdictAllowed || left != int64(i+1)*Token {
+				t.Fatalf("request %d, zone %d: %d, %d left", i, zone, out.verdict, left)
+			}
+		}
+	}
+}
