@@ -255,7 +255,7 @@ func (c *call) deliver(e *endpoint) {
 	}
 	for _, r := range c.errands {
 		if c.err == nil {
-			r.out, c.err = replies.outcome(len(r.charges))
+			r.out, c.err = replies.outcome(r.charges)
 		}
 		r.end(c.err)
 	}

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -84,7 +85,7 @@ func (s scripted) takeAll(t rapid.TB, now int64, requests [][]Charge) []outcome 
 	}
 	outs := make([]outcome, len(requests))
 	for i, charges := range requests {
-		if outs[i], err = replies.outcome(len(charges)); err != nil {
+		if outs[i], err = replies.outcome(charges); err != nil {
 			t.Fatalf("reply %v: %v", cmd.Val(), err)
 		}
 	}
@@ -231,5 +232,30 @@ func TestLargestBatch(t *testing.T) {
 				t.Fatalf("request %d, zone %d: %d, %d left", i, zone, out.verdict, left)
 			}
 		}
+	}
+}
+
+// A reply that the script cannot have given is an error: neither a panic, nor numbers that a client could not make sense of.
+func TestImpossibleReplies(t *testing.T) {
+	open, strict := testCharge("a", 5), testCharge("a", 5)
+	strict.Penalty = &penaltyRules{base: 1e6, max: 1e6, window: 1e6}
+	for _, reply := range [][]int64{
+		{}, {1}, {1, 0}, {1, 0, 3, 0}, {1, 0, 0}, {1, 0, 1, 0},
+		{1, 0, 0, -1}, {1, 0, 0, 5*Token + 1}, {1, 0, 1, 0, -1}, {1, 0, 1, 0, 1 << 60},
+		{1, 0, 2, 0, 2, 1, 1}, {1, 0, 2, 2, 2, 1, 1}, {1, 0, 2, 1, 1, 1, 1}, {1, 0, 2, 1, 1 << 60, 1, 1}, {-1 << 62, 0, 2, 1, 1 << 62, 1, 1},
+	} {
+		for _, c := range []Charge{open, strict} {
+			replies, err := newReplyReader(reply)
+			if err == nil {
+				_, err = replies.outcome([]Charge{c})
+			}
+			if !errors.Is(err, errReply) {
+				t.Errorf("%v: %v", reply, err)
+			}
+		}
+	}
+	replies, _ := newReplyReader([]int64{1, 0, 2, 1, 2, 1, 1})
+	if _, err := replies.outcome([]Charge{open}); !errors.Is(err, errReply) {
+		t.Errorf("a block of a client whom nothing blocks: %v", err)
 	}
 }
