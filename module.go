@@ -152,6 +152,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 func (h *Handler) provisionZones(ctx caddy.Context) error {
+	if len(h.Zones) > maxZones {
+		return fmt.Errorf("rate_limits: a handler has at most %d zones, got %d: spread them over several", maxZones, len(h.Zones))
+	}
 	for _, name := range sortedNames(h.Zones) {
 		z := h.Zones[name]
 		if z.isReference() {

@@ -60,7 +60,15 @@ func concurrently(n int, run func(i int)) {
 // What a configuration of one handler in JSON is wrong about when it is provisioned. The Caddyfile says most of it earlier, and where.
 func TestErrorsOfProvision(t *testing.T) {
 	const before = `loading http app module: provision http: server srv0: setting up route handlers: route 0: loading handler modules: position 0: loading module 'rate_limit': provision http.handlers.rate_limit: `
+	var many []string
+	for i := range 256 {
+		many = append(many, fmt.Sprintf(`"z%d":{"rate":"10/s"}`, i))
+	}
+	long := strings.Repeat("x", 65)
 	rows := []struct{ handler, want string }{
+		{`"rate_limits":{` + strings.Join(many, ",") + `}`, `rate_limits: a handler has at most 255 zones, got 256: spread them over several`},
+		{`"rate_limits":{"` + long + `":{"rate":"10/s"}}`, `zone "` + long + `": a name has at most 64 bytes`},
+		{`"penalty":{"group":"` + long + `"}`, `penalty: group must have at most 64 bytes, got "` + long + `"`},
 		{`"rate_limits":{"a":{"rate":"0/s"}}`, `rate "0/s": the count must be above 0`},
 		{`"rate_limits":{"a":{"rate":"10/s","burst":-1}}`, `must be a whole number from 1, got -1; leave it out for the default`},
 		{`"rate_limits":{"a":{"rate":"10/s","burst":0}}`, `must be a whole number from 1, got 0; leave it out for the default`},

@@ -2,8 +2,10 @@ package ratelimit
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-tollgate/ratelimit/internal/redistest"
 )
@@ -137,3 +139,40 @@ func (s *stand) loseSlot() {
 }
 
 func (s *stand) findSlot() { s.server.Do("cluster", "addslots", s.lost) }
+
+// A Cluster that goes on without one of its slots: keys of that slot are decided here, and the masters are well, also that which
+// kept it. go-redis names any node as its keeper.
+func TestSlotThatNobodyServes(t *testing.T) {
+	cluster := redistest.StartCluster(t, redistest.ClusterOptions{Args: []string{"--cluster-require-full-coverage", "no"}})
+	settings := longBudgets
+	settings.kind, settings.addresses = redisCluster, strings.Join(cluster.Addrs(), ",")
+	s := newStand(t, settings)
+	s.awaitRedis()
+	lost := s.charge(normalZone)
+	lost.ID = ID{3}
+	for _, node := range slices.Concat(cluster.Masters, cluster.Replicas) {
+		node.Do("cluster", "delslots", cluster.Slot(s.store.key(lost.ID)))
+	}
+	s.log()
+	for started := time.Now(); time.Since(started) < 2*time.Second; {
+		if d := s.limiter.Decide(t.Context(), []Charge{lost}); d.Source != SourceShare {
+			t.Fatalf("a key of the slot: %+v", d)
+		}
+		kept := s.charge(normalZone)
+		for kept.ID[1] = range byte(20) {
+			if cluster.Slot(s.store.key(kept.ID)) == cluster.Slot(s.store.key(lost.ID)) {
+				continue
+			}
+			if d := s.limiter.Decide(t.Context(), []Charge{kept}); d.Source != SourceRedis {
+				t.Fatalf("a key of another slot: %+v", d)
+			}
+		}
+	}
+	lines := s.log()
+	for _, line := range lines {
+		if line != "is up" && line != "refused the script" {
+			t.Errorf("said: %v", lines)
+			break
+		}
+	}
+}

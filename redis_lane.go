@@ -150,10 +150,11 @@ func (l *lane) send(batch []*errand) {
 	}
 }
 
-// verdict returns what the calls of one round trip say about the server. One that knows who else keeps a key is well.
+// verdict returns what the calls of one round trip say about the server, nil if it is well. One that knows who else keeps a key
+// is, and so is one that has nothing but our own mistakes to tell.
 func (l *lane) verdict(calls []*call) error {
 	for _, c := range calls {
-		if c.err != nil && !l.canFollow(c) {
+		if classify(c.err) == classUnavailable && !l.canFollow(c) {
 			return c.err
 		}
 	}
@@ -254,7 +255,7 @@ func (c *call) deliver(e *endpoint) {
 	}
 	for _, r := range c.errands {
 		if c.err == nil {
-			r.out, c.err = replies.outcome(len(r.charges))
+			r.out, c.err = replies.outcome(r.charges)
 		}
 		r.end(c.err)
 	}

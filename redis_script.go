@@ -186,8 +186,16 @@ func (r *replyReader) next(n int) ([]int64, error) {
 	return numbers, nil
 }
 
-// outcome reads what became of a request with so many charges.
-func (r *replyReader) outcome(charges int) (outcome, error) {
+// outcome reads what became of a request with these charges.
+func (r *replyReader) outcome(charges []Charge) (outcome, error) {
+	out, err := r.read(len(charges))
+	if err == nil && !out.fits(charges) {
+		err = errReply
+	}
+	return out, err
+}
+
+func (r *replyReader) read(charges int) (outcome, error) {
 	kind, err := r.next(1)
 	if err != nil {
 		return outcome{}, err
@@ -213,6 +221,21 @@ func (r *replyReader) outcome(charges int) (outcome, error) {
 		err = errReply
 	}
 	return out, err
+}
+
+// fits says whether an outcome can be one of the charges. What comes over the network may be anything, and the answers to clients are
+// made of it.
+func (out *outcome) fits(charges []Charge) bool {
+	if out.verdict == verdictBlocked {
+		c := &charges[out.charge]
+		return c.Penalty != nil && !c.DryRun && out.now > 0 && out.until > out.now && out.until-out.now <= maxFill.Microseconds()
+	}
+	for i, tokens := range out.tokens {
+		if tokens < 0 || tokens > charges[i].Limit.Burst {
+			return false
+		}
+	}
+	return true
 }
 
 func (r *replyReader) block(out *outcome, charges int) error {

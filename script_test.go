@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -87,7 +88,7 @@ func (s scripted) takeAll(t rapid.TB, now int64, requests [][]Charge) []outcome 
 	}
 	outs := make([]outcome, len(requests))
 	for i, charges := range requests {
-		if outs[i], err = replies.outcome(len(charges)); err != nil {
+		if outs[i], err = replies.outcome(charges); err != nil {
 			t.Fatalf("reply %v: %v", cmd.Val(), err)
 		}
 	}
@@ -213,5 +214,54 @@ func TestScriptIsTheModel(t *testing.T) {
 		if ttl <= 0 || ttl > maxFill+time.Hour {
 			t.Errorf("key %q has a TTL of %s", key, ttl)
 		}
+	}
+}
+
+// The largest batch there can be fits into the numbers that the script is told.
+func TestLargestBatch(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	requests := make([][]Charge, maxBatch)
+	for i := range requests {
+		rules := &penaltyRules{group: strings.Repeat("g", maxName-3) + fmt.Sprintf("%03d~dry_run", i), after: 3, base: 1e6, max: 1e6, window: 1e6}
+		for zone := range maxZones {
+			requests[i] = append(requests[i], Charge{
+				Zone: strings.Repeat("z", maxName-3) + fmt.Sprintf("%03d", zone), ID: ID{byte(i), byte(zone)},
+				Limit: Limit{Num: 1, Den: 1, Burst: int64(i+2) * Token}, Cost: Token, Penalty: rules,
+			})
+		}
+	}
+	for i, out := range (scripted{client, "p"}).takeAll(t, 1_764_550_000_000_000, requests) {
+		for zone, left := range out.tokens {
+			if out.verdict != verdictAllowed || left != int64(i+1)*Token {
+				t.Fatalf("request %d, zone %d: %d, %d left", i, zone, out.verdict, left)
+			}
+		}
+	}
+}
+
+// A reply that the script cannot have given is an error: neither a panic, nor numbers that a client could not make sense of.
+func TestImpossibleReplies(t *testing.T) {
+	open, strict := testCharge("a", 5), testCharge("a", 5)
+	strict.Penalty = &penaltyRules{base: 1e6, max: 1e6, window: 1e6}
+	for _, reply := range [][]int64{
+		{}, {1}, {1, 0}, {1, 0, 3, 0}, {1, 0, 0}, {1, 0, 1, 0},
+		{1, 0, 0, -1}, {1, 0, 0, 5*Token + 1}, {1, 0, 1, 0, -1}, {1, 0, 1, 0, 1 << 60},
+		{1, 0, 2, 0, 2, 1, 1}, {1, 0, 2, 2, 2, 1, 1}, {1, 0, 2, 1, 1, 1, 1}, {1, 0, 2, 1, 1 << 60, 1, 1}, {-1 << 62, 0, 2, 1, 1 << 62, 1, 1},
+	} {
+		for _, c := range []Charge{open, strict} {
+			replies, err := newReplyReader(reply)
+			if err == nil {
+				_, err = replies.outcome([]Charge{c})
+			}
+			if !errors.Is(err, errReply) {
+				t.Errorf("%v: %v", reply, err)
+			}
+		}
+	}
+	replies, _ := newReplyReader([]int64{1, 0, 2, 1, 2, 1, 1})
+	if _, err := replies.outcome([]Charge{open}); !errors.Is(err, errReply) {
+		t.Errorf("a block of a client whom nothing blocks: %v", err)
 	}
 }

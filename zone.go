@@ -129,6 +129,13 @@ type Cost struct {
 // maxFill bounds how long an empty bucket may take to be full: what is stored must be kept for so long.
 const maxFill = 10 * 366 * 24 * time.Hour
 
+const (
+	// maxName bounds the names of zones and penalty groups. Redis is told their lengths in a byte.
+	maxName = 64
+	// maxZones bounds the zones of a handler: of one request, Redis is told their number in a byte.
+	maxZones = 255
+)
+
 // isReference says whether the zone stands for the shared one of its name.
 func (z *Zone) isReference() bool { return z == nil || reflect.DeepEqual(*z, Zone{}) }
 
@@ -140,6 +147,9 @@ func (z *Zone) provision(ctx caddy.Context, name string) error {
 	z.missing = &missingKeys{logger: ctx.Logger()}
 	if name == "" {
 		return errors.New("rate_limits: a zone needs a name")
+	}
+	if len(name) > maxName {
+		return fmt.Errorf("zone %q: a name has at most %d bytes", name, maxName)
 	}
 	if err := z.provisionLimit(name); err != nil {
 		return fmt.Errorf("zone %q: %w", name, err)
