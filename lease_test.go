@@ -61,7 +61,9 @@ func TestLeasesNeverAdmitMore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := int64(1_764_550_000_000_000)
 		delay := func(name string) func() int64 {
-			return func() int64 { return rapid.SampledFrom([]int64{10, 10, 10, 100, 100, 1000, 1000, 1000, 30_000, 120_000}).Draw(t, name) }
+			return func() int64 {
+				return rapid.SampledFrom([]int64{10, 10, 10, 100, 100, 1000, 1000, 1000, 30_000, 120_000}).Draw(t, name)
+			}
 		}
 		s := &slowStore{model: newPlain(), now: &now, there: delay("there"), back: delay("back"), lose: func() bool { return rapid.IntRange(0, 19).Draw(t, "lost") == 0 }}
 		nodes := make([]*Limiter, 3)

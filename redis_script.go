@@ -235,6 +235,11 @@ func (out *outcome) fits(charges []Charge) bool {
 			return false
 		}
 	}
+	for i, leased := range out.grants {
+		if leased < 0 || leased > charges[i].Ask {
+			return false
+		}
+	}
 	return true
 }
 
