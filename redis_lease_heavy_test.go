@@ -52,7 +52,7 @@ func offer(nodes []*Limiter, perSecond int, until time.Time, c Charge) int64 {
 }
 
 // Three nodes with leases are offered three times the limit: they admit the limit, and never more.
-func TestFailoverHotKeyOverItsLimit(t *testing.T) {
+func TestHeavyHotKeyOverItsLimit(t *testing.T) {
 	const rate, seconds = 1000, 20
 	server := redistest.Start(t)
 	nodes := hotNodes(t, server.Addr(), 3)
@@ -70,7 +70,7 @@ func TestFailoverHotKeyOverItsLimit(t *testing.T) {
 }
 
 // Far from its limit, a hot key is served without Redis.
-func TestFailoverHotKeyFarFromItsLimit(t *testing.T) {
+func TestHeavyHotKeyFarFromItsLimit(t *testing.T) {
 	server := redistest.Start(t)
 	nodes := hotNodes(t, server.Addr(), 1)
 	c := testCharge("hot", 1)

@@ -16,7 +16,7 @@ import (
 
 // Three Caddys with leases, random costs, one that is killed and one that is reloaded in the middle: in no rush, and not over all,
 // more is admitted than burst + rate × time.
-func TestCaddysWithLeases(t *testing.T) {
+func TestHeavyCaddysWithLeases(t *testing.T) {
 	const rate, burst, rushes = 500, 2000, 3
 	server := redistest.Start(t)
 	config := site("redis {$REDIS} {\n timeout 2s\n sensitive_timeout 2s\n}\nkey_secret test\nnodes 3",
