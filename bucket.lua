@@ -34,8 +34,9 @@ local GROUP, POLICY, CHARGE = '>I2I7I7I7I7I1c0', '>I4I4I7i7I1I1I1c0', '>I2I2I7'
 local EXACT = 9007199254740992 -- 2^53
 local PERIOD = 100000 -- µs that a lease lives
 local PART = 4 -- of what is left, at most one in so many is leased
--- ms that a key outlives its use: at least, and a sixteenth of its use up to the second, so that few requests have to set it
-local MARGIN, LONGER = 1000, 3600000
+-- ms that a key outlives its use: the first, and a sixteenth of its use but no more than the second, so that few requests have to
+-- set it; an hour at most
+local MARGIN, LONGER = 1000, 3599000
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local pack, unpack = struct.pack, struct.unpack
 local call, pcall = redis.call, redis.pcall
