@@ -182,9 +182,10 @@ local function recordOf(k, g, known)
     else
       r = { strikes = 0, till = 0, last = 0, there = raw and true }
     end
-    r.window = g.window
+    r.window = 0
     records[g.field] = r
   end
+  r.window = max(r.window, g.window) -- of whoever asks, as while a change of the penalty spreads
   if known > 0 and not r.there then
     r.strikes, r.till, r.last, r.dirty, r.there = g.after + 1, now + min(known, g.max), now, true, true
   end

@@ -115,6 +115,9 @@ func (k *cluster) meet(node *redis.Client) *endpoint {
 // keyOf returns a key that a master keeps.
 func (k *cluster) keyOf(node *redis.Client) (string, bool) {
 	for i := range probeTries {
+		if i%1000 == 999 && k.ctx.Err() != nil {
+			break
+		}
 		key := k.client.settings.prefix + ":{probe" + strconv.Itoa(i) + "}"
 		if keeper, err := k.redis.MasterForKey(k.ctx, key); err == nil && keeper == node {
 			return key, true

@@ -1,11 +1,16 @@
 package ratelimit
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/caddy-tollgate/ratelimit/internal/redistest"
 )
@@ -174,5 +179,19 @@ func TestSlotThatNobodyServes(t *testing.T) {
 			t.Errorf("said: %v", lines)
 			break
 		}
+	}
+}
+
+// A call that was redirected goes on where its key is, also when the master that said so retires meanwhile.
+func TestRedirectedCallOutlivesItsMaster(t *testing.T) {
+	e := newEndpoint(t.Context(), &redisClient{settings: redisSettings{prefix: "p"}}, "a master")
+	e.follow = func(ctx context.Context, _ redis.Cmder) error { return cmp.Or(ctx.Err(), errDown) }
+	r := &errand{charges: []Charge{testCharge("a", 1)}, done: make(chan struct{}, 1)}
+	c := &call{errands: []*errand{r}}
+	c.batch.add("p", r.charges)
+	e.retire()
+	(&lane{endpoint: e, budget: time.Second}).follow(c)
+	if <-r.done; !errors.Is(r.err, errDown) {
+		t.Errorf("it was not sent: %v", r.err)
 	}
 }

@@ -237,7 +237,8 @@ func (l *lane) execute(calls []*call, verb, script string) {
 
 // follow sends a call to where a Cluster says that it belongs: who says so has not executed it. Nobody else waits for that.
 func (l *lane) follow(c *call) {
-	ctx, cancel := context.WithTimeout(l.endpoint.ctx, l.budget)
+	// Not within the life of the endpoint: that a master retires is no reason not to ask the one that took its place.
+	ctx, cancel := context.WithTimeout(context.Background(), l.budget)
 	defer cancel()
 	c.cmd = c.batch.command("evalsha", bucketSHA, "") // one that was sent is never used again
 	if c.err = l.endpoint.follow(ctx, c.cmd); isForgotten(c.err) {

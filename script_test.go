@@ -266,3 +266,26 @@ func TestImpossibleReplies(t *testing.T) {
 		t.Errorf("a block of a client whom nothing blocks: %v", err)
 	}
 }
+
+// While a change of a penalty spreads, a batch holds the old numbers and the new ones: the strikes are kept for whoever wants to
+// remember them longer, as if each had come alone.
+func TestPenaltyChangesWithinABatch(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	short := testCharge("a", 1)
+	short.Limit, short.Penalty = Limit{Num: 1, Den: 1, Burst: Token}, &penaltyRules{after: 3, base: 1e6, max: 1e6, window: 1e6}
+	long := short
+	long.Penalty = &penaltyRules{after: 3, base: 1e6, max: 1e6, window: 3600e6}
+	var requests [][]Charge
+	for _, c := range []Charge{short, short, long} { // the second is struck
+		requests = append(requests, []Charge{c})
+	}
+	outs := (scripted{client, "p"}).takeAll(t, 1_764_550_000_000_000, requests)
+	if outs[2].strikes != 2 {
+		t.Fatalf("got %+v, want a second strike", outs)
+	}
+	if ttl := server.TTLs()[identityKey("p", short.ID)]; ttl < time.Hour {
+		t.Errorf("the strikes are kept for %s, and count for an hour", ttl)
+	}
+}
