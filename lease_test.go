@@ -21,17 +21,23 @@ type slowStore struct {
 func (s *slowStore) Take(_ context.Context, charges []Charge) (Decision, error) {
 	s.calls++
 	*s.now += s.there()
-	out := s.model.take(*s.now, charges)
+	d := s.model.decide(*s.now, charges)
 	*s.now += s.back()
 	if s.lose() {
 		return Decision{}, errTimeout
 	}
+	return d, nil
+}
+
+// decide is take, in the words of a remote store.
+func (m *plain) decide(now int64, charges []Charge) Decision {
+	out := m.take(now, charges)
 	for i, leased := range out.grants {
 		out.tokens[i] += leased
 	}
 	d := out.decision(charges, SourceRedis)
 	d.tokens, d.grants = out.tokens, out.grants
-	return d, nil
+	return d
 }
 
 // meter holds admissions to a limit over every interval: a bucket that starts full and pays for each never lacks a token.
