@@ -18,7 +18,7 @@ func TestSoakScaling(t *testing.T) {
 		{"more load on more nodes, far from the limit", func(n int) int { return 1000 * n }, func(n int) Limit { return perSecond(1000 * int64(n)) }},
 		{"more load on more nodes, hot keys far over a slow limit", func(n int) int { return 1000 * n }, func(int) Limit { return Limit{Num: 5, Den: 3, Burst: 100 * Token} }},
 	} {
-		rows := []string{part.name, simulationHead}
+		rows := []string{part.name, "", simulationHead}
 		for _, nodes := range []int{1, 10, 100, 1000} {
 			for _, leases := range []bool{false, true} {
 				s, err := simulate(traffic{nodes: nodes, perSecond: part.perSecond(nodes), seconds: 5, limit: part.limit(nodes), leases: leases})

@@ -51,8 +51,8 @@ type simulation struct {
 
 // simulatedKey is what a key was offered and what it got.
 type simulatedKey struct {
-	meter   meter
-	offered int64
+	meter          meter
+	offered, calls int64
 	// ideal decides about the same requests the moment they come.
 	ideal         Bucket
 	idealAdmitted int64
@@ -191,6 +191,7 @@ func (r *simulatedRedis) Take(_ context.Context, charges []Charge) (Decision, er
 	s, v := r.simulation, r.running
 	v.pause(false)
 	s.calls++
+	s.keys[v.key].calls++
 	d := s.redis.decide(s.now, charges)
 	if d.Allowed {
 		s.admit(v.key)
@@ -235,8 +236,8 @@ func (s *simulation) stranded() float64 {
 	return float64(s.granted-s.served) / Token / float64(s.admitted)
 }
 
-const simulationHead = `| nodes | leases | requests/s | Redis calls/s | calls a request | keys far over | their admitted ÷ limit | admitted ÷ ideal | stranded ÷ admitted |
-|---|---|---|---|---|---|---|---|---|`
+const simulationHead = `| nodes | leases | requests/s | calls/s | calls a request | of the hottest key | keys far over | their admitted ÷ limit | admitted ÷ ideal | stranded ÷ admitted |
+|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|`
 
 // String returns a row of the table.
 func (s *simulation) String() string {
@@ -248,7 +249,9 @@ func (s *simulation) String() string {
 	if keys > 0 {
 		hot = fmt.Sprintf("%.3f", part)
 	}
-	return fmt.Sprintf("| %d | %s | %d | %d | %.3f | %d | %s | %.3f | %s |", len(s.nodes), leases, s.perSecond, s.calls/int64(s.seconds), s.callsPerRequest(), keys, hot, s.part(), stranded)
+	seconds, hottest := int64(s.seconds), &s.keys[0]
+	return fmt.Sprintf("| %d | %s | %d | %d | %.3f | %.3f | %d | %s | %.3f | %s |", len(s.nodes), leases, s.requests/seconds, s.calls/seconds,
+		s.callsPerRequest(), float64(hottest.calls)/float64(hottest.offered), keys, hot, s.part(), stranded)
 }
 
 // perSecond is a limit of so many a second, with a burst of as many.
