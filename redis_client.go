@@ -169,7 +169,7 @@ func (c *redisClient) dial() *redis.Client {
 		return redis.NewFailoverClient(&redis.FailoverOptions{
 			MasterName: s.master, SentinelAddrs: s.addressList(),
 			SentinelUsername: s.sentinelUsername, SentinelPassword: s.sentinelPassword,
-			Username: s.username, Password: s.password, DB: s.db, TLSConfig: s.tlsConfig(),
+			Username: s.username, Password: s.password, DB: s.db, TLSConfig: s.tlsConfig(), Dialer: s.tls.dialer(),
 			Protocol: 2, DisableIdentity: true,
 			MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
 			ReadTimeout: s.timeout, WriteTimeout: s.timeout,
@@ -178,7 +178,7 @@ func (c *redisClient) dial() *redis.Client {
 		})
 	}
 	return redis.NewClient(&redis.Options{
-		Network: s.network, Addr: s.addresses, Username: s.username, Password: s.password, DB: s.db, TLSConfig: s.tlsConfig(),
+		Network: s.network, Addr: s.addresses, Username: s.username, Password: s.password, DB: s.db, TLSConfig: s.tlsConfig(), Dialer: s.tls.dialer(),
 		Protocol: 2, DisableIdentity: true,
 		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout,
 		ReadTimeout: s.timeout, WriteTimeout: s.timeout,

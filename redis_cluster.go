@@ -44,7 +44,7 @@ func (c *redisClient) openCluster(ctx context.Context) *wire {
 	s := &c.settings
 	k := &cluster{client: c, ctx: ctx, stale: make(chan struct{}, 1)}
 	k.redis = redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: s.addressList(), Username: s.username, Password: s.password, TLSConfig: s.tlsConfig(),
+		Addrs: s.addressList(), Username: s.username, Password: s.password, TLSConfig: s.tlsConfig(), Dialer: s.tls.dialer(),
 		Protocol: 2, DisableIdentity: true, DisableRoutingPolicies: true,
 		MaxRetries: -1, DialerRetries: 1, DialTimeout: dialTimeout, ContextTimeoutEnabled: true,
 		ReadTimeout: s.timeout, WriteTimeout: s.timeout,

@@ -216,14 +216,19 @@ func (s *stand) key() string { return s.store.key(s.id) }
 func (s *stand) debits() (tokens int) {
 	s.t.Helper()
 	for _, zone := range []string{normalZone, sensitiveZone} {
-		packed, _ := s.keeper().Do("hget", s.key(), "z"+zone).(string)
-		if packed == "" {
-			continue
-		}
-		left := binary.BigEndian.Uint64([]byte(packed[:8])) &^ (0xff << 56) // the first byte is the version
-		tokens += int((standBurst*Token - int64(left) + Token - 1) / Token)
+		tokens += missingTokens(s.keeper(), s.key(), zone, standBurst)
 	}
 	return tokens
+}
+
+// missingTokens returns how many tokens of so many are missing in the bucket of a zone. Less than one has flowed in since.
+func missingTokens(server *redistest.Server, key, zone string, burst int64) int {
+	packed, _ := server.Do("hget", key, "z"+zone).(string)
+	if packed == "" {
+		return 0
+	}
+	left := binary.BigEndian.Uint64([]byte(packed[:8])) &^ (0xff << 56) // the first byte is the version
+	return int((burst*Token - int64(left) + Token - 1) / Token)
 }
 
 // killClients closes the connections of all clients but of the assertions.

@@ -3,13 +3,17 @@ package ratelimit
 // This file makes a TLS configuration of certificates and keys. Errors never repeat them.
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // tlsSettings say how a connection is encrypted, and who is let to be Redis. They are comparable by content, so that a new
@@ -40,6 +44,68 @@ func (t *tlsSettings) config() (*tls.Config, error) {
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return config, nil
+}
+
+// tlsKeepAlive is how often the other side of an idle connection is asked for: more often than what stands between forgets it.
+const tlsKeepAlive = time.Minute
+
+// dialer returns a function that opens encrypted connections, nil without TLS: go-redis opens others well.
+func (t *tlsSettings) dialer() func(ctx context.Context, network, addr string) (net.Conn, error) {
+	config, err := t.config()
+	if err != nil {
+		panic(err) // it was checked when the configuration was loaded
+	}
+	if config == nil {
+		return nil
+	}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		conn, err := (&tls.Dialer{NetDialer: &net.Dialer{KeepAlive: tlsKeepAlive}, Config: config}).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		if err := greet(ctx, conn); err != nil {
+			conn.Close()
+			return nil, err
+		}
+		return openConn{conn.(*tls.Conn)}, nil
+	}
+}
+
+// greet waits until a server has answered once, whatever it says: then nothing is left of what it sends by itself at the beginning
+// of TLS, its tickets.
+func greet(ctx context.Context, conn net.Conn) error {
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
+		return err
+	}
+	for answer := make([]byte, 512); ; {
+		n, err := conn.Read(answer)
+		if err != nil {
+			return err
+		}
+		if n > 0 && answer[n-1] == '\n' {
+			return conn.SetDeadline(time.Time{})
+		}
+	}
+}
+
+// openConn is an encrypted connection that can be seen to be closed by the other side. Before go-redis uses one that was idle, it
+// looks at the socket for its end, and for what came unasked, which is an end as well. It does not look into a tls.Conn: a request
+// would be sent where nobody reads it, and one whose answer does not come is never sent again.
+type openConn struct{ *tls.Conn }
+
+// SyscallConn implements syscall.Conn.
+func (c openConn) SyscallConn() (syscall.RawConn, error) {
+	socket, ok := c.NetConn().(syscall.Conn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return socket.SyscallConn()
 }
 
 // check refuses what would be ignored.

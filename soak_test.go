@@ -54,3 +54,8 @@ func TestSoakFloodOfFreshIdentities(t *testing.T) {
 		t.Error("the flood displaced a block")
 	}
 }
+
+// Redis hangs for a minute at a thousand requests a second, after it was slow for a while.
+func TestSoakStalls(t *testing.T) {
+	stallsUnderLoad(t, stallTimes{well: 10 * time.Second, slow: 20 * time.Second, hung: time.Minute})
+}
