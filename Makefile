@@ -28,7 +28,7 @@ test: tools ## Run all tests with the race detector
 	go test -run Alloc .
 
 test-redis: tools ## Run the tests against Sentinel, Cluster and Redis in trouble
-	go test -race -tags redis -count=1 -timeout 20m -run 'TestFailover|TestBlockOutlives|TestCaddys|TestStalls|TestReloadsByTheHundred|TestClientsOf' .
+	go test -race -tags redis -count=1 -timeout 20m -run Heavy .
 
 lint: bin/golangci-lint-$(GOLANGCI_LINT_VERSION) ## Check the code, go.mod and go.sum
 	$< run --allow-parallel-runners ./...

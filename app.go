@@ -23,6 +23,7 @@ var processStores = caddy.NewUsagePool()
 type memoryStores struct {
 	local, shares *memoryStore
 	refusals      *refusalCache
+	leases        *leaseTable
 }
 
 // Destruct implements caddy.Destructor.
@@ -104,7 +105,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		a.zones[name] = a.Zones[name]
 	}
 	v, _, err := processStores.LoadOrNew("", func() (caddy.Destructor, error) {
-		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore(), refusals: newRefusalCache()}, nil
+		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore(), refusals: newRefusalCache(), leases: newLeaseTable()}, nil
 	})
 	if err != nil {
 		return err

@@ -3,31 +3,40 @@
 --
 -- KEYS[k]   one hash per identity. Its fields:
 --             z<zone>   a bucket: version 1, tokens left (i7, millionths), counted at (I7, Redis µs),
---                       rate since then (I4 millionths every I4 µs)
+--                       rate since then (I4 millionths every I4 µs); version 2 has also the tokens leased in the period
+--                       of 100 ms in which it was counted, and in the one before (I7 millionths each)
 --             p<group>  strikes: version 1, strikes (I2), blocked until (I7, Redis µs), last strike (I7, Redis µs)
 -- ARGV[1]   a clock in µs for tests; '' for Redis TIME, the only clock in production
 -- ARGV[2]   the batch, packed, big-endian:
 --             numbers of groups (I1), policies (I2) and requests (I2)
 --             group: strikes forgiven (I2), base, max, window, every (I7 µs each), field of its record (I1 length, text)
 --             policy: rate num (I4), den (I4), burst (I7), cost (i7; millionths of a token, below 0 gives back),
---               flags (I1: 1 refusals strike, 2 dry run), number of its group or 0 (I1), field of its bucket (I1 length, text)
+--               flags (I1: 1 refusals strike, 2 dry run, 4 leases), number of its group or 0 (I1), field of its bucket (I1 length, text)
 --             request: number of charges (I1); charge: number of its key (I2), of its policy (I2), and for how long a block
---               still lasts of which the caller knows (I7 µs): set again if the record is not there
+--               still lasts of which the caller knows (I7 µs): set again if the record is not there; with flag 4 also how many
+--               tokens it wants to lease (I7 millionths)
 --
 -- Returns integers: now, the number of keys of a wrong type that were deleted, and for each request its verdict and
 --   0 allowed   the millionths of a token left for each charge
 --   1 limited   the strikes if it was one, else 0, and what is left for each charge
+--   3 leased    as 0, and what was leased for each charge, which is not among what is left
 --   2 blocked   the number of the charge that blocks, until when, the strikes if it was one, and 1 if a block started
+--
+-- Leases: who leased tokens may use them for 100 ms from before he asked. What is left never counts as more than the burst less
+-- what was leased in this and in the previous period, so that bucket and leases together are never more than the burst.
 --
 -- Numbers: everything Go passes, and all products here, are validated to be integers below 2^53. What was
 -- stored may be anything; it is clamped on reading, and a time in the future is rewritten as now.
 -- Nothing is written for a refusal but strikes and repairs. All writes come last: where Redis refuses them, it refuses all.
 
-local BUCKET, RECORD = '>I1i7I7I4I4', '>I1I2I7I7'
+local BUCKET, LEASED, RECORD = '>I1i7I7I4I4', '>I1i7I7I4I4I7I7', '>I1I2I7I7'
 local GROUP, POLICY, CHARGE = '>I2I7I7I7I7I1c0', '>I4I4I7i7I1I1I1c0', '>I2I2I7'
 local EXACT = 9007199254740992 -- 2^53
--- ms that a key outlives its use: at least, and a sixteenth of its use up to the second, so that few requests have to set it
-local MARGIN, LONGER = 1000, 60000
+local PERIOD = 100000 -- µs that a lease lives
+local PART = 4 -- of what is left, at most one in so many is leased
+-- ms that a key outlives its use: the first, and a sixteenth of its use but no more than the second, so that few requests have to
+-- set it; an hour at most
+local MARGIN, LONGER = 1000, 3599000
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local pack, unpack = struct.pack, struct.unpack
 local call, pcall = redis.call, redis.pcall
@@ -66,14 +75,14 @@ end
 for i = 1, npolicies do
   local p, flags, group = {}, 0, 0
   p.num, p.den, p.burst, p.cost, flags, group, p.field, at = unpack(POLICY, batch, at)
-  p.strikes, p.dry, p.group = flags % 2 == 1, flags >= 2, groups[group]
+  p.strikes, p.dry, p.leases, p.group = flags % 2 == 1, flags % 4 >= 2, flags >= 4, groups[group]
   policies[i] = p
 end
 
 -- per key: for how many µs its state must be kept, and its buckets and records by their fields, as they are now
 local states, healed = {}, 0
 for k = 1, #KEYS do
-  states[k] = { need = 0, buckets = {}, records = {} }
+  states[k] = { need = 0, buckets = {}, records = false }
 end
 
 -- reads a field; a key that is no hash is nobody's state
@@ -98,30 +107,61 @@ local function bucketOf(k, p)
     return b
   end
   local raw = read(KEYS[k], p.field)
-  local version, tokens, counted, num, den
+  local version, tokens, counted, num, den, leased, before = nil, 0, 0, 0, 0, 0, 0
   if raw and #raw == 23 then
     version, tokens, counted, num, den = unpack(BUCKET, raw)
+  elseif raw and #raw == 37 then
+    version, tokens, counted, num, den, leased, before = unpack(LEASED, raw)
+    version = version - 1
   end
   if version ~= 1 then
-    b = { tokens = EXACT }
+    b = { tokens = EXACT, leased = 0, before = 0 }
   else
-    b = { num = num, den = den }
+    b = { num = num, den = den, leased = min(leased, EXACT), before = min(before, EXACT) }
     if counted > now then
       counted, b.repair = now, true
     end
     if num < 1 or den < 1 or num * den >= EXACT then
       num, den = p.num, p.den
     end
-    tokens = max(tokens, 0)
-    b.tokens = tokens + refilled(now - counted, num, den, EXACT - tokens)
+    b.tokens = max(tokens, 0)
+    if leased + before > 0 then
+      b.counted, b.rate, b.per = counted, num, den
+    else
+      b.tokens = b.tokens + refilled(now - counted, num, den, EXACT - b.tokens)
+    end
   end
   states[k].buckets[p.field] = b
   return b
 end
 
+-- What a bucket of which tokens were leased holds now, and what counts as leased in this period and in the one before: until a
+-- period has ended, the bucket fills only up to what was leased in it and before it.
+local function withoutLeases(b, burst)
+  local tokens, leased, before, at = b.tokens, b.leased, b.before, b.counted
+  local ends = (floor(at / PERIOD) + 1) * PERIOD
+  for _ = 1, 2 do
+    local cap = max(burst - leased - before, 0)
+    local to = min(now, ends)
+    tokens = min(tokens, cap)
+    tokens = tokens + refilled(to - at, b.rate, b.per, cap - tokens)
+    if now < ends then
+      return tokens, leased, before
+    end
+    at, ends, leased, before = to, ends + PERIOD, 0, leased
+  end
+  tokens = min(tokens, burst)
+  return tokens + refilled(now - at, b.rate, b.per, burst - tokens), 0, 0
+end
+
 -- A record, at first as what is stored comes to now. A block that the caller knows of is set again where there is none.
 local function recordOf(k, g, known)
-  local r = states[k].records[g.field]
+  local records = states[k].records
+  if not records then
+    records = {}
+    states[k].records = records
+  end
+  local r = records[g.field]
   if not r then
     local raw = read(KEYS[k], g.field)
     local version, strikes, till, last
@@ -142,9 +182,10 @@ local function recordOf(k, g, known)
     else
       r = { strikes = 0, till = 0, last = 0, there = raw and true }
     end
-    r.window = g.window
-    states[k].records[g.field] = r
+    r.window = 0
+    records[g.field] = r
   end
+  r.window = max(r.window, g.window) -- of whoever asks, as while a change of the penalty spreads
   if known > 0 and not r.there then
     r.strikes, r.till, r.last, r.dirty, r.there = g.after + 1, now + min(known, g.max), now, true, true
   end
@@ -152,7 +193,7 @@ local function recordOf(k, g, known)
 end
 
 -- the request that is decided: keys, policies, buckets and records of its charges, and the tokens that they find
-local n, ks, ps, bs, rs, ts = 0, {}, {}, {}, {}, {}
+local n, ks, ps, bs, rs, ts, asks = 0, {}, {}, {}, {}, {}, {}
 local reply, replies = { now, 0 }, 2
 
 local function answer(value)
@@ -173,30 +214,51 @@ end
 
 local function setBucket(b, tokens, p)
   b.tokens, b.num, b.den, b.dirty, b.repair = tokens, p.num, p.den, true, nil
+  b.counted, b.rate, b.per = now, p.num, p.den
 end
 
 -- finds the tokens of a charge, and says whether they suffice
 local function settle(i)
   local p = ps[i]
   local b = bucketOf(ks[i], p)
-  local tokens = min(b.tokens, p.burst)
+  local tokens, leased, before = b.tokens, 0, 0
+  if b.leased + b.before > 0 then
+    tokens, leased, before = withoutLeases(b, p.burst)
+  end
+  tokens = min(tokens, p.burst)
+  b.leasedNow, b.beforeNow = leased, before
   if b.repair or b.num and (b.num ~= p.num or b.den ~= p.den) then
     setBucket(b, tokens, p)
+    b.leased, b.before = leased, before
   end
-  bs[i] = b
-  local s = states[ks[i]]
-  s.need = max(s.need, wait(p.burst - tokens, p.num, p.den))
-  ts[i] = tokens
+  bs[i], ts[i] = b, tokens
   return tokens >= p.cost or p.dry
 end
 
-local function pay(i)
-  local p, b, s = ps[i], bs[i], states[ks[i]]
-  if ts[i] >= p.cost then
-    ts[i] = min(ts[i] - p.cost, p.burst)
-    setBucket(b, ts[i], p)
-    s.need = max(s.need, wait(p.burst - ts[i], p.num, p.den))
+-- notes for how long the key of a charge must be kept: until its bucket is full
+local function keep(i)
+  local p, s = ps[i], states[ks[i]]
+  local full = wait(p.burst - ts[i], p.num, p.den)
+  if full > s.need then
+    s.need = full
   end
+end
+
+-- debits a charge, and returns what is leased beside it
+local function pay(i)
+  local p, b = ps[i], bs[i]
+  if ts[i] < p.cost then
+    keep(i)
+    return 0
+  end
+  local left = min(ts[i] - p.cost, max(p.burst - b.leasedNow - b.beforeNow, 0))
+  local grant = min(asks[i], floor(left / PART / 1000000) * 1000000)
+  ts[i] = left - grant
+  setBucket(b, ts[i], p)
+  b.leased, b.before = b.leasedNow + grant, b.beforeNow
+  b.leasedNow = b.leased
+  keep(i)
+  return grant
 end
 
 -- counts a refusal, once for each record, and returns the highest count and what blocks for it
@@ -232,15 +294,26 @@ local function decide()
     allowed = settle(i) and allowed
   end
   if allowed then
+    local verdict, granted = replies + 1, false
     answer(0)
     for i = 1, n do
-      pay(i)
+      local grant = pay(i)
+      asks[i], granted = grant, granted or grant > 0
       answer(ts[i])
+    end
+    if granted then
+      reply[verdict] = 3
+      for i = 1, n do
+        answer(asks[i])
+      end
     end
     return
   end
   local strikes
   strikes, longest, till = strike()
+  for i = 1, n do
+    keep(i)
+  end
   if longest > 0 then
     answer(2) answer(longest) answer(till) answer(strikes) answer(1)
     return
@@ -257,7 +330,10 @@ for _ = 1, nrequests do
     local k, p, known
     k, p, known, at = unpack(CHARGE, batch, at)
     p = policies[p]
-    ks[i], ps[i] = k, p
+    ks[i], ps[i], asks[i] = k, p, 0
+    if p.leases then
+      asks[i], at = unpack('>I7', batch, at)
+    end
     rs[i] = p.group and recordOf(k, p.group, known) or false
   end
   decide()
@@ -266,7 +342,7 @@ end
 -- write, with a TTL on every key: the latest time at which any of its state still matters
 for k, s in ipairs(states) do
   local key, wrote = KEYS[k], false
-  for field, r in pairs(s.records) do
+  for field, r in pairs(s.records or {}) do
     if r.strikes > 0 then
       s.need = max(s.need, max(r.last, r.till) + r.window - now)
     end
@@ -277,7 +353,11 @@ for k, s in ipairs(states) do
   end
   for field, b in pairs(s.buckets) do
     if b.dirty then
-      call('HSET', key, field, pack(BUCKET, 1, b.tokens, now, b.num, b.den))
+      if b.leased + b.before > 0 then
+        call('HSET', key, field, pack(LEASED, 2, b.tokens, now, b.num, b.den, b.leased, b.before))
+      else
+        call('HSET', key, field, pack(BUCKET, 1, b.tokens, now, b.num, b.den))
+      end
       wrote = true
     end
   end

@@ -11,7 +11,7 @@ import (
 type wrong struct{ text, want string }
 
 const (
-	knownInZone   = "known here: burst, cost, dry_run, headers, ipv4_prefix, ipv6_prefix, key, match, on_empty, on_store_error, penalty, rate, sensitive, store"
+	knownInZone   = "known here: burst, cost, dry_run, headers, ipv4_prefix, ipv6_prefix, key, lease, match, on_empty, on_store_error, penalty, rate, sensitive, store"
 	knownInBlock  = "known here: answer, dry_run, exempt, headers, jitter, log_key, nodes, penalty, redis, reset, shed, zone"
 	knownInRedis  = "known here: address, cluster, db, master_name, password, pool_size, sensitive_timeout, sentinel_password, sentinel_username, timeout, tls_client_cert_path, tls_client_cert_pem, tls_client_key_path, tls_client_key_pem, tls_enabled, tls_insecure, tls_server_certs_path, tls_server_certs_pem, tls_server_name, username"
 	knownInGlobal = "known here: key_secret, max_keys, nodes, penalty, prefix, redis, zone"
@@ -71,6 +71,8 @@ var wrongInZone = []wrong{
 	{`sensitive /a /b`, `zone api: sensitive: unexpected argument "/b": one matcher a line; repeat the line, or name a matcher, like @api path /a /b, at Caddyfile:4`},
 	{`sensitive login`, `zone api: sensitive "login": no matcher: write *, a path like /api/*, or define a named one, like @api method POST, and write @api, at Caddyfile:4`},
 	{`sensitive @missing`, `zone api: sensitive @missing: no such matcher in this site: define it, like @missing path /a /b, at Caddyfile:4`},
+	{"rate 1/s\nlease auto\nstore memory", `zone api: lease takes tokens ahead from Redis: leave it out where there is store memory, and in a dry run, at Caddyfile:3`},
+	{"rate 1/s\nlease auto\ndry_run", `zone api: lease takes tokens ahead from Redis: leave it out where there is store memory, and in a dry run, at Caddyfile:3`},
 	{"rate 1/s\nsensitive\non_store_error deny", `zone api: sensitive and on_store_error both say what happens while the store is down: write one of them, at Caddyfile:3`},
 	{`on_store_error`, `zone api: on_store_error "": write local, local full, deny or allow, at Caddyfile:4`},
 	{`on_store_error full`, `zone api: on_store_error "full": write local, local full, deny or allow, at Caddyfile:4`},
@@ -91,7 +93,7 @@ var wrongInZone = []wrong{
 	{`events 100`, `zone api: events is not supported yet: write rate, like rate 100/m, at Caddyfile:4`},
 	{`max_events 100`, `zone api: max_events is not supported yet: write rate, like rate 100/m, at Caddyfile:4`},
 	{`window 1m`, `zone api: window is not supported yet: write rate, like rate 100/m, at Caddyfile:4`},
-	{`lease auto`, `zone api: lease is not supported yet, at Caddyfile:4`},
+	{`lease on`, `zone api: lease "on": write auto, at Caddyfile:4`},
 	{`plan {header.X-Plan}`, `zone api: plan is not supported yet, at Caddyfile:4`},
 	{`charge_on 401`, `zone api: charge_on is not supported yet, at Caddyfile:4`},
 	{`strike_on 401`, `zone api: strike_on is not supported yet, at Caddyfile:4`},

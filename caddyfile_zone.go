@@ -26,6 +26,7 @@ import (
 //		sensitive      [<matcher>]
 //		on_store_error local [even | full] | deny | allow
 //		store          memory
+//		lease          auto
 //		penalty        off
 //		headers        off
 //		dry_run
@@ -85,6 +86,7 @@ func (z *zoneReader) options() optionTable {
 		"sensitive":      repeatable(z.sensitive),
 		"on_store_error": once(z.onStoreError),
 		"store":          once(z.oneOf(&z.zone.Store, "memory")),
+		"lease":          once(z.oneOf(&z.zone.Lease, "auto")),
 		"penalty":        once(z.oneOf(&z.zone.Penalty, "off")),
 		"headers":        once(z.oneOf(&z.zone.Headers, "off")),
 		"dry_run":        once(z.flag(&z.zone.DryRun)),
@@ -92,7 +94,6 @@ func (z *zoneReader) options() optionTable {
 		"max_events":     notYet("write rate, like rate 100/m"),
 		"window":         notYet("write rate, like rate 100/m"),
 		"plan":           notYet(""),
-		"lease":          notYet(""),
 		"charge_on":      notYet(""),
 		"strike_on":      notYet(""),
 		"cost_from":      notYet(""),
@@ -125,6 +126,9 @@ func (z *zoneReader) check(start blockReader) error {
 	}
 	if z.zone.OnStoreError != "" && len(z.zone.SensitiveRaw) > 0 {
 		return start.errorf("sensitive and on_store_error both say what happens while the store is down: write one of them")
+	}
+	if z.zone.Lease != "" && (z.zone.Store != "" || z.zone.DryRun) {
+		return start.errorf("lease takes tokens ahead from Redis: leave it out where there is store memory, and in a dry run")
 	}
 	for i, c := range z.zone.Costs {
 		if burst := z.zone.burst(); c.Tokens > burst {

@@ -31,6 +31,7 @@ type Limiter struct {
 	shares *memoryStore
 	// refusals are those that the remote store gave a moment ago.
 	refusals *refusalCache
+	leases   *leaseTable
 	// nodes returns by how many the limits are shared. It is asked while the remote store does not answer.
 	nodes   func() int64
 	maxKeys int
@@ -109,6 +110,9 @@ func (l *Limiter) takeLocal(charges []Charge) Decision {
 
 // takeRemote asks the remote store, once for each of its parts that is concerned.
 func (l *Limiter) takeRemote(ctx context.Context, charges []Charge) Decision {
+	if d, served := l.serveLeased(charges); served {
+		return d
+	}
 	parts := l.remote.split(charges)
 	if parts == nil {
 		if d, refused := l.refuseCached(charges); refused {
@@ -180,7 +184,9 @@ func blockedFor(charges []Charge) (longest int64) {
 }
 
 func (l *Limiter) takePart(ctx context.Context, charges []Charge) Decision {
+	sent := l.now()
 	d, err := l.remote.Take(ctx, charges)
+	l.leases.learn(sent, charges, &d)
 	if err != nil {
 		l.askAgain(charges)
 		return l.standIn(charges)
@@ -193,6 +199,20 @@ func (l *Limiter) takePart(ctx context.Context, charges []Charge) Decision {
 		l.refusals.keep(l.now(), charges, d.tokens)
 	}
 	return d
+}
+
+// serveLeased pays a request from leases, if there are some for all of its charges.
+func (l *Limiter) serveLeased(charges []Charge) (Decision, bool) {
+	if !slices.ContainsFunc(charges, func(c Charge) bool { return c.Leases }) {
+		return Decision{}, false
+	}
+	var room [usualCharges]int64
+	out, served := l.leases.serve(l.now(), charges, sized(room[:], len(charges)))
+	if !served {
+		return Decision{}, false
+	}
+	l.refusals.took(charges)
+	return out.decision(charges, SourceLease), true
 }
 
 // refuseCached refuses charges which the store would refuse, by what it said a moment ago.

@@ -1,5 +1,7 @@
 package ratelimit
 
+import "slices"
+
 // This file remembers blocks that the remote store told of. They are refused here, so that a client who hammers costs no round
 // trip, and hold while the store is down or has lost them.
 
@@ -44,11 +46,19 @@ func (l *Limiter) claimRecheck(now int64, charges []Charge) (longest int, until 
 	until = now
 	for i := range charges {
 		c := &charges[i]
-		if c.BlockedFor > 0 && !l.shares.recheck(now, c.ID, c.Penalty.group, recheckEvery) && now+c.BlockedFor > until {
+		if c.BlockedFor == 0 || slices.ContainsFunc(charges[:i], c.sharesBlock) {
+			continue // no block, or one that is asked about already
+		}
+		if !l.shares.recheck(now, c.ID, c.Penalty.group, recheckEvery) && now+c.BlockedFor > until {
 			longest, until = i, now+c.BlockedFor
 		}
 	}
 	return longest, until
+}
+
+// sharesBlock says whether two charges of a client who is known to be blocked are about the same block.
+func (c *Charge) sharesBlock(other Charge) bool {
+	return other.BlockedFor > 0 && other.ID == c.ID && other.Penalty.group == c.Penalty.group
 }
 
 // askAgain notes that a question about blocks got no answer.

@@ -219,3 +219,21 @@ func TestKnownBlocksOfTwoIdentities(t *testing.T) {
 		t.Error("both are lifted, and one still blocks")
 	}
 }
+
+// Zones with one key share a record of strikes: a request that is charged by several of them asks about its block once, and
+// does not take itself for somebody else who asks.
+func TestKnownBlockOfSeveralZonesIsLifted(t *testing.T) {
+	s, l := newRemoteMemory()
+	rules := &penaltyRules{after: 0, base: 600e6, max: 3600e6, window: 3600e6}
+	a, b := testCharge("a", 1), testCharge("b", 10)
+	a.Penalty, b.Penalty = rules, rules
+	admitted(l, 2, a, b)
+	if d := l.Decide(context.Background(), []Charge{a, b}); d.Reason != ReasonBlocked || d.Source != SourceCache {
+		t.Fatalf("got %+v, want a known block", d)
+	}
+	s.memory.setRecord(*s.now, a.ID, rules, strikeRecord{last: *s.now}, 1000)
+	*s.now += 60e6
+	if d := l.Decide(context.Background(), []Charge{a, b}); d.Reason == ReasonBlocked && !d.BlockStarted {
+		t.Errorf("a minute after the block was lifted elsewhere: %+v", d)
+	}
+}

@@ -32,6 +32,16 @@ func wantReasons(t *testing.T, n *node.Node, want, path string, headers ...strin
 	}
 }
 
+// awaitBlocks returns who is blocked once these are so many: they are listed a moment after the answer that says so.
+func awaitBlocks(t *testing.T, n *node.Node, count int) (list []blockInfo) {
+	t.Helper()
+	proc.Eventually(t, fmt.Sprintf("%d blocks are listed", count), func() bool {
+		list = listedBlocks(t, n)
+		return len(list) == count
+	})
+	return list
+}
+
 // listedBlocks returns who is blocked, as the admin endpoint says.
 func listedBlocks(t *testing.T, n *node.Node) (list []blockInfo) {
 	t.Helper()
@@ -86,7 +96,7 @@ func TestBlockHoldsOnOtherNodes(t *testing.T) {
 	wantReasons(t, same, "blocked", "/ab")
 	// The bucket is one for all three; this node's group strikes for itself.
 	wantReasons(t, other, "blocked", "/a")
-	if list := listedBlocks(t, same); len(list) != 2 || list[0].Group == list[1].Group {
+	if list := awaitBlocks(t, same, 2); list[0].Group == list[1].Group {
 		t.Errorf("blocks: %+v", list)
 	}
 	// Lifted on one node, it is lifted on the others, while the client goes on.
@@ -121,9 +131,7 @@ func TestPenaltyOptions(t *testing.T) {
 		wantReasons(t, n, "ok limited limited limited limited limited limited", "/c")
 		wantReasons(t, n, "ok ok ok ok", "/d")
 		wantReasons(t, n, "ok ok ok ok", "/e")
-		if list := listedBlocks(t, n); len(list) != 1 {
-			t.Errorf("blocks: %+v, want that of /b", list)
-		}
+		awaitBlocks(t, n, 1) // that of /b
 		// Without its dry run, the penalty starts with no strikes.
 		serious := strings.Replace(config, "penalty dry {\n after 0\n dry_run\n}", "penalty dry {\n after 1\n}", 1)
 		if err := n.Load(config2(serious, n)); err != nil {
@@ -142,8 +150,8 @@ func TestBlocksCanBeLifted(t *testing.T) {
 	onEveryNode(t, config("off"), func(t *testing.T, n *node.Node) {
 		const client = "X-Forwarded-For: 2001:db8::7"
 		wantReasons(t, n, "ok limited blocked", "/a", client)
-		list := listedBlocks(t, n)
-		if len(list) != 1 || list[0].Key != "" || len(list[0].ID) != 22 || list[0].Until.IsZero() {
+		list := awaitBlocks(t, n, 1)
+		if list[0].Key != "" || len(list[0].ID) != 22 || list[0].Until.IsZero() {
 			t.Fatalf("blocks: %+v", list)
 		}
 		wantReasons(t, n, "blocked", "/ab", client)
@@ -205,7 +213,7 @@ func TestBlocksCanBeLifted(t *testing.T) {
 		if n.LogLines("2001:db8:1::/64") != 1 {
 			t.Error("no key in the clear in the log with log_key")
 		}
-		if list := listedBlocks(t, n); len(list) != 1 || list[0].Store == "redis" && list[0].Key != "2001:db8:1::/64" {
+		if list := awaitBlocks(t, n, 1); list[0].Store == "redis" && list[0].Key != "2001:db8:1::/64" {
 			t.Errorf("blocks with log_key: %+v", list)
 		}
 	})
@@ -217,7 +225,7 @@ func TestBlockedRequestsWriteNothing(t *testing.T) {
 	redis := redistest.Start(t)
 	n := node.Start(t, site(patientRedis+"nodes 1", "penalty {\n after 0\n}\nzone a {\n rate 1/h\n burst 1\n}"), node.Env("REDIS", redis.Addr()))
 	wantReasons(t, n, "ok blocked", "/")
-	until := listedBlocks(t, n)[0].Until
+	until := awaitBlocks(t, n, 1)[0].Until
 	written := func() (n int) {
 		for _, command := range []string{"hset", "pexpire", "del", "zadd"} {
 			n += redis.Calls(command)

@@ -241,6 +241,7 @@ func TestListOfBlocksIsHostile(t *testing.T) {
 	for score, entry := range map[string]string{"+inf": "x", "9e15": "garbage", "1e300": "AAAAAAAAAAAAAAAAAAAAAA  ", "8e15": "not-an-id group ", "7e15": "\xff\x00 \xff"} {
 		server.Do("zadd", "tollgate:blocks", score, entry)
 	}
+	awaitBlocks(t, n, 1)
 	answer := n.Admin("GET", "/rate_limit/blocks", "")
 	server.Do("set", "tollgate:blocks", "no list")
 	if again := n.Admin("GET", "/rate_limit/blocks", ""); again.Status != 200 || len(clientKeys(server)) != 1 {

@@ -24,7 +24,7 @@
 //	redis_errors.go what the end of a call means
 //	redis_nodes.go  how many nodes there are: nodes.lua counts them in Redis
 //	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers blocks, and
-//	                refusals.go refusals
+//	                refusals.go refusals; lease.go is the arithmetic of tokens taken ahead, and lease_table.go holds them
 //	shed.go         slots for requests in flight
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	admin.go        what operators see and change
@@ -152,6 +152,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 }
 
 func (h *Handler) provisionZones(ctx caddy.Context) error {
+	if len(h.Zones) > maxZones {
+		return fmt.Errorf("rate_limits: a handler has at most %d zones, got %d: spread them over several", maxZones, len(h.Zones))
+	}
 	for _, name := range sortedNames(h.Zones) {
 		z := h.Zones[name]
 		if z.isReference() {
@@ -220,7 +223,7 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 	}
 	nodes := int64(cmp.Or(h.Nodes, h.app.Nodes, 1))
 	h.limiter = &Limiter{
-		local: h.app.stores.local, shares: h.app.stores.shares, refusals: h.app.stores.refusals,
+		local: h.app.stores.local, shares: h.app.stores.shares, refusals: h.app.stores.refusals, leases: h.app.stores.leases,
 		nodes: func() int64 { return nodes }, maxKeys: int(h.app.MaxKeys), now: processMicros,
 	}
 	server := h.redisConfig()

@@ -93,6 +93,8 @@ func (p *Penalty) provision(ctx caddy.Context) (err error) {
 	switch {
 	case !groupForm.MatchString(p.Group):
 		return fmt.Errorf("penalty: group must be letters, digits and -_. only, got %q", p.Group)
+	case len(p.Group) > maxName:
+		return fmt.Errorf("penalty: group must have at most %d bytes, got %q", maxName, p.Group)
 	case n.after < 0 || n.after >= maxStrikes:
 		return fmt.Errorf("penalty: after must be from 0 to %d, got %d", maxStrikes-1, n.after)
 	case micros(n.base) < 1 || n.max < n.base || n.window < 0 || n.every < 0:

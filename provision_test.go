@@ -60,7 +60,15 @@ func concurrently(n int, run func(i int)) {
 // What a configuration of one handler in JSON is wrong about when it is provisioned. The Caddyfile says most of it earlier, and where.
 func TestErrorsOfProvision(t *testing.T) {
 	const before = `loading http app module: provision http: server srv0: setting up route handlers: route 0: loading handler modules: position 0: loading module 'rate_limit': provision http.handlers.rate_limit: `
+	var many []string
+	for i := range 256 {
+		many = append(many, fmt.Sprintf(`"z%d":{"rate":"10/s"}`, i))
+	}
+	long := strings.Repeat("x", 65)
 	rows := []struct{ handler, want string }{
+		{`"rate_limits":{` + strings.Join(many, ",") + `}`, `rate_limits: a handler has at most 255 zones, got 256: spread them over several`},
+		{`"rate_limits":{"` + long + `":{"rate":"10/s"}}`, `zone "` + long + `": a name has at most 64 bytes`},
+		{`"penalty":{"group":"` + long + `"}`, `penalty: group must have at most 64 bytes, got "` + long + `"`},
 		{`"rate_limits":{"a":{"rate":"0/s"}}`, `rate "0/s": the count must be above 0`},
 		{`"rate_limits":{"a":{"rate":"10/s","burst":-1}}`, `must be a whole number from 1, got -1; leave it out for the default`},
 		{`"rate_limits":{"a":{"rate":"10/s","burst":0}}`, `must be a whole number from 1, got 0; leave it out for the default`},
@@ -78,6 +86,8 @@ func TestErrorsOfProvision(t *testing.T) {
 		{`"rate_limits":{"a":{"rate":"10/s","penalty":"on"}}`, `zone "a": penalty: must be off, got "on"`},
 		{`"rate_limits":{"a":{"rate":"10/s","headers":"on"}}`, `zone "a": headers: must be off, got "on"`},
 		{`"rate_limits":{"a":{"rate":"10/s","on_store_error":"open"}}`, `zone "a": on_store_error: must be local, full, deny or allow, got "open"`},
+		{`"rate_limits":{"a":{"rate":"10/s","lease":"on"}}`, `zone "a": lease: must be auto, got "on"`},
+		{`"rate_limits":{"a":{"rate":"10/s","lease":"auto","store":"memory"}}`, `zone "a": lease takes tokens ahead from Redis: leave it out where store is memory, and in a dry run`},
 		{`"rate_limits":{"a":{"rate":"10/s","on_store_error":"deny","sensitive":[{}]}}`, `zone "a": sensitive and on_store_error both say what happens while the store is down: use one of them`},
 		{`"rate_limits":{"a":{"rate":"10/s","key":"{http.request.remote_ip}"}}`, `zone "a": key: there is no placeholder {http.request.remote_ip}`},
 		{`"penalty":{"after":-1}`, `penalty: after must be from 0 to 65534, got -1`},

@@ -31,15 +31,17 @@ func snippets(t *testing.T, path, language string) []string {
 	return found
 }
 
-// Every Caddyfile in the README is valid as it stands.
+// Every Caddyfile in the README and in the docs is valid as it stands.
 func TestReadmeCaddyfiles(t *testing.T) {
 	t.Setenv("REDIS_URL", "redis://127.0.0.1:6379/0")
-	for i, snippet := range snippets(t, "README.md", "caddyfile") {
-		t.Run(strconv.Itoa(i), func(t *testing.T) {
-			if message := validate(t, snippet); message != "" {
-				t.Errorf("%s\n%s", message, snippet)
-			}
-		})
+	for _, path := range []string{"README.md", "docs/redis.md"} {
+		for i, snippet := range snippets(t, path, "caddyfile") {
+			t.Run(path+" "+strconv.Itoa(i), func(t *testing.T) {
+				if message := validate(t, snippet); message != "" {
+					t.Errorf("%s\n%s", message, snippet)
+				}
+			})
+		}
 	}
 }
 

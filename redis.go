@@ -21,8 +21,11 @@ func (s *redisStore) Take(ctx context.Context, charges []Charge) (Decision, erro
 	if err != nil {
 		return Decision{}, err
 	}
+	for i, leased := range out.grants { // it is left for us
+		out.tokens[i] += leased
+	}
 	d := out.decision(charges, SourceRedis)
-	d.tokens = out.tokens
+	d.tokens, d.grants = out.tokens, out.grants
 	return d, nil
 }
 

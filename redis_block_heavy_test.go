@@ -100,7 +100,7 @@ func blocked(t *testing.T, node *Limiter, c Charge) (until time.Time) {
 	return time.Time{}
 }
 
-func TestBlockOutlivesTheFailoverThatLostIt(t *testing.T) {
+func TestHeavyBlockOutlivesTheFailoverThatLostIt(t *testing.T) {
 	for name, start := range map[string]func(*testing.T) (replicated, redisSettings){
 		"Sentinel": replicatedBySentinels, "Cluster": replicatedInCluster,
 	} {

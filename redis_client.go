@@ -194,19 +194,22 @@ func (c *redisClient) take(ctx context.Context, patient bool, charges []Charge) 
 	w := c.enter()
 	defer c.leave(1)
 	key := identityKey(c.settings.prefix, charges[0].ID)
+	if !patient {
+		return w.take(ctx, false, key, charges)
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.route(key).patience())
+	defer cancel()
+	out, err := w.take(ctx, true, key, charges)
+	if errors.Is(err, errDown) {
+		// While it waited for its turn, the server was found to be down. Nothing was sent: it can wait on like who comes only now.
+		out, err = w.take(ctx, true, key, charges)
+	}
+	return out, err
+}
+
+func (w *wire) take(ctx context.Context, patient bool, key string, charges []Charge) (outcome, error) {
 	e, ok := w.reach(ctx, patient, key)
 	if !ok {
-		return outcome{}, errDown
-	}
-	begun := time.Now()
-	out, err := e.take(ctx, patient, charges)
-	if !patient || !errors.Is(err, errDown) {
-		return out, err
-	}
-	// While it waited for its turn, the server was found to be down. Nothing was sent: it can wait on like who comes only now.
-	ctx, cancel := context.WithTimeout(ctx, c.settings.patience-time.Since(begun))
-	defer cancel()
-	if e, ok = w.reach(ctx, patient, key); !ok {
 		return outcome{}, errDown
 	}
 	return e.take(ctx, patient, charges)

@@ -76,10 +76,24 @@ func (k *cluster) route(key string) *endpoint {
 	k.mu.RLock()
 	e := k.masters[node]
 	k.mu.RUnlock()
+	if e == nil && !k.keeps(node, key) {
+		return k.seeds
+	}
 	if e == nil {
 		e = k.meet(node)
 	}
 	return e
+}
+
+// keeps says whether a node keeps a key. For one of a slot that nobody serves, go-redis names any node, another one each time; it
+// can be a replica, of which nobody should wait to hear that it is up.
+func (k *cluster) keeps(node *redis.Client, key string) bool {
+	for range 20 {
+		if other, err := k.redis.MasterForKey(k.ctx, key); err != nil || other != node {
+			return false
+		}
+	}
+	return true
 }
 
 // meet makes the endpoint of a master.
@@ -101,6 +115,9 @@ func (k *cluster) meet(node *redis.Client) *endpoint {
 // keyOf returns a key that a master keeps.
 func (k *cluster) keyOf(node *redis.Client) (string, bool) {
 	for i := range probeTries {
+		if i%1000 == 999 && k.ctx.Err() != nil {
+			break
+		}
 		key := k.client.settings.prefix + ":{probe" + strconv.Itoa(i) + "}"
 		if keeper, err := k.redis.MasterForKey(k.ctx, key); err == nil && keeper == node {
 			return key, true

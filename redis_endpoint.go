@@ -84,6 +84,9 @@ func (e *endpoint) connect() {
 	}
 	old := e.conn.Load()
 	e.use(e.dial())
+	if e.ctx.Err() != nil { // it was shut meanwhile, with the old ones
+		_ = e.conn.Load().client.Close()
+	}
 	if old != nil {
 		time.AfterFunc(linger, func() { _ = old.client.Close() })
 	}
@@ -129,6 +132,17 @@ func (e *endpoint) ready(ctx context.Context, patient bool) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// patience returns how long a decision about a sensitive zone may take: what the configuration says, and until the first
+// connection has had its time, that too.
+func (e *endpoint) patience() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connecting {
+		return e.client.settings.patience + connectGrace
+	}
+	return e.client.settings.patience
 }
 
 // take decides about charges, within the budget.

@@ -60,6 +60,10 @@ var repliesOf = map[string]errorClass{
 	"WRONGTYPE": classMistake,
 }
 
+// slotUnserved is what a master of a Cluster that lives without some of its slots says about those. Of the keys that it keeps, it
+// says nothing.
+const slotUnserved = "Hash slot not served"
+
 // classify says what an error means.
 func classify(err error) errorClass {
 	var reply redis.Error
@@ -74,8 +78,11 @@ func classify(err error) errorClass {
 		return classUnavailable
 	}
 	code, text, _ := strings.Cut(reply.Error(), " ")
-	if code == "ERR" {
+	switch {
+	case code == "ERR":
 		return classifyScript(text)
+	case code == "CLUSTERDOWN" && text == slotUnserved:
+		return classMistake
 	}
 	if class, known := repliesOf[code]; known {
 		return class

@@ -28,7 +28,7 @@ var errorReplies = []struct {
 	{"ASK 3999 127.0.0.1:6381", classUnavailable},
 	{"BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", classUnavailable},
 	{"CLUSTERDOWN The cluster is down", classUnavailable},
-	{"CLUSTERDOWN Hash slot not served", classUnavailable},
+	{"CLUSTERDOWN Hash slot not served", classMistake},
 	{"CROSSSLOT Keys in request don't hash to the same slot", classMistake},
 	{"LOADING Redis is loading the dataset in memory", classUnavailable},
 	{"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", classUnavailable},

@@ -114,7 +114,7 @@ func swap(g *redistest.SentinelGroup) {
 	}
 }
 
-func TestFailoverThroughSentinel(t *testing.T) {
+func TestHeavyFailoverThroughSentinel(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, *redistest.SentinelGroup) failover{
 		"killed": func(_ *testing.T, g *redistest.SentinelGroup) failover {
 			return failover{fail: g.Master.Kill, settled: nothing}
@@ -146,7 +146,7 @@ func TestFailoverThroughSentinel(t *testing.T) {
 	}
 }
 
-func TestFailoverOnCluster(t *testing.T) {
+func TestHeavyFailoverOnCluster(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, master, replica *redistest.Server) failover{
 		"killed": func(_ *testing.T, master, _ *redistest.Server) failover {
 			return failover{fail: master.Kill, settled: nothing}

@@ -1,9 +1,16 @@
 package ratelimit
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/caddy-tollgate/ratelimit/internal/redistest"
 )
@@ -137,3 +144,54 @@ func (s *stand) loseSlot() {
 }
 
 func (s *stand) findSlot() { s.server.Do("cluster", "addslots", s.lost) }
+
+// A Cluster that goes on without one of its slots: keys of that slot are decided here, and the masters are well, also that which
+// kept it. go-redis names any node as its keeper.
+func TestSlotThatNobodyServes(t *testing.T) {
+	cluster := redistest.StartCluster(t, redistest.ClusterOptions{Args: []string{"--cluster-require-full-coverage", "no"}})
+	settings := longBudgets
+	settings.kind, settings.addresses = redisCluster, strings.Join(cluster.Addrs(), ",")
+	s := newStand(t, settings)
+	s.awaitRedis()
+	lost := s.charge(normalZone)
+	lost.ID = ID{3}
+	for _, node := range slices.Concat(cluster.Masters, cluster.Replicas) {
+		node.Do("cluster", "delslots", cluster.Slot(s.store.key(lost.ID)))
+	}
+	s.log()
+	for started := time.Now(); time.Since(started) < 2*time.Second; {
+		if d := s.limiter.Decide(t.Context(), []Charge{lost}); d.Source != SourceShare {
+			t.Fatalf("a key of the slot: %+v", d)
+		}
+		kept := s.charge(normalZone)
+		for kept.ID[1] = range byte(20) {
+			if cluster.Slot(s.store.key(kept.ID)) == cluster.Slot(s.store.key(lost.ID)) {
+				continue
+			}
+			if d := s.limiter.Decide(t.Context(), []Charge{kept}); d.Source != SourceRedis {
+				t.Fatalf("a key of another slot: %+v", d)
+			}
+		}
+	}
+	lines := s.log()
+	for _, line := range lines {
+		if line != "is up" && line != "refused the script" {
+			t.Errorf("said: %v", lines)
+			break
+		}
+	}
+}
+
+// A call that was redirected goes on where its key is, also when the master that said so retires meanwhile.
+func TestRedirectedCallOutlivesItsMaster(t *testing.T) {
+	e := newEndpoint(t.Context(), &redisClient{settings: redisSettings{prefix: "p"}}, "a master")
+	e.follow = func(ctx context.Context, _ redis.Cmder) error { return cmp.Or(ctx.Err(), errDown) }
+	r := &errand{charges: []Charge{testCharge("a", 1)}, done: make(chan struct{}, 1)}
+	c := &call{errands: []*errand{r}}
+	c.batch.add("p", r.charges)
+	e.retire()
+	(&lane{endpoint: e, budget: time.Second}).follow(c)
+	if <-r.done; !errors.Is(r.err, errDown) {
+		t.Errorf("it was not sent: %v", r.err)
+	}
+}

@@ -150,10 +150,11 @@ func (l *lane) send(batch []*errand) {
 	}
 }
 
-// verdict returns what the calls of one round trip say about the server. One that knows who else keeps a key is well.
+// verdict returns what the calls of one round trip say about the server, nil if it is well. One that knows who else keeps a key
+// is, and so is one that has nothing but our own mistakes to tell.
 func (l *lane) verdict(calls []*call) error {
 	for _, c := range calls {
-		if c.err != nil && !l.canFollow(c) {
+		if classify(c.err) == classUnavailable && !l.canFollow(c) {
 			return c.err
 		}
 	}
@@ -236,7 +237,8 @@ func (l *lane) execute(calls []*call, verb, script string) {
 
 // follow sends a call to where a Cluster says that it belongs: who says so has not executed it. Nobody else waits for that.
 func (l *lane) follow(c *call) {
-	ctx, cancel := context.WithTimeout(l.endpoint.ctx, l.budget)
+	// Not within the life of the endpoint: that a master retires is no reason not to ask the one that took its place.
+	ctx, cancel := context.WithTimeout(context.Background(), l.budget)
 	defer cancel()
 	c.cmd = c.batch.command("evalsha", bucketSHA, "") // one that was sent is never used again
 	if c.err = l.endpoint.follow(ctx, c.cmd); isForgotten(c.err) {
@@ -254,7 +256,7 @@ func (c *call) deliver(e *endpoint) {
 	}
 	for _, r := range c.errands {
 		if c.err == nil {
-			r.out, c.err = replies.outcome(len(r.charges))
+			r.out, c.err = replies.outcome(r.charges)
 		}
 		r.end(c.err)
 	}

@@ -95,7 +95,7 @@ func (b *fleet) apart(t *testing.T, n *node.Node) string {
 	}
 }
 
-func TestCaddysAreExact(t *testing.T) {
+func TestHeavyCaddysAreExact(t *testing.T) {
 	for name, start := range fleets {
 		t.Run(name, func(t *testing.T) {
 			b := start(t, false)
@@ -162,7 +162,7 @@ var failoverZones = fmt.Sprintf(`
 		burst %d
 	}`, apiRate, apiBurst, otherBurst)
 
-func TestCaddysFailOver(t *testing.T) {
+func TestHeavyCaddysFailOver(t *testing.T) {
 	for name, start := range fleets {
 		for _, signal := range []string{"killed", "stopped"} {
 			t.Run(name+" "+signal, func(t *testing.T) {
@@ -236,7 +236,7 @@ func checkChanges(t *testing.T, nodes []*node.Node, masters int) {
 
 // A block holds on the node that knows of it when a failover loses it, is in Redis again soon, and an operator lifts it at any
 // other node.
-func TestCaddysKeepAndLiftBlocks(t *testing.T) {
+func TestHeavyCaddysKeepAndLiftBlocks(t *testing.T) {
 	for name, start := range fleets {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -20,7 +20,7 @@ import (
 // What is left of connections to Redis after hundreds of configurations.
 
 // Five hundred loads, each of which replaces the connections by those of other settings: nothing of them stays.
-func TestReloadsByTheHundred(t *testing.T) {
+func TestHeavyReloadsByTheHundred(t *testing.T) {
 	const reloads = 500
 	server := redistest.Start(t)
 	config := func(i int) string {
@@ -72,7 +72,7 @@ func heapOf(n *node.Node) (bytes int) {
 
 // Clients of Sentinels and Clusters come and go as those of a single server do: no goroutine stays, and no connection at any of
 // the servers, whether they were used, just opened or let go before they were.
-func TestClientsOfManyServersLeaveNothing(t *testing.T) {
+func TestHeavyClientsOfManyServersLeaveNothing(t *testing.T) {
 	for name, start := range map[string]func() (redisSettings, []*redistest.Server){
 		"Sentinel": func() (redisSettings, []*redistest.Server) {
 			g := redistest.StartSentinels(t, redistest.SentinelOptions{})

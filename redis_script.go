@@ -39,6 +39,7 @@ type policy struct {
 const (
 	flagStrikes = 1 << iota
 	flagDryRun
+	flagLeases
 )
 
 // add puts a request into the batch. Its keys get the prefix.
@@ -53,6 +54,9 @@ func (b *batch) add(prefix string, charges []Charge) {
 		b.requests = binary.BigEndian.AppendUint16(b.requests, b.key(prefix, c.ID))
 		b.requests = binary.BigEndian.AppendUint16(b.requests, b.policy(c))
 		b.requests = appendInt7(b.requests, c.BlockedFor)
+		if c.Ask > 0 {
+			b.requests = appendInt7(b.requests, c.Ask)
+		}
 	}
 }
 
@@ -78,6 +82,9 @@ func (b *batch) policy(c *Charge) uint16 {
 	}
 	if c.DryRun {
 		p.flags |= flagDryRun
+	}
+	if c.Ask > 0 {
+		p.flags |= flagLeases
 	}
 	n, known := b.policies[p]
 	if !known {
@@ -151,6 +158,9 @@ func (b *batch) command(verb, script, clock string) onceCmd {
 	return newOnceCmd(append(args, clock, b.packed())...)
 }
 
+// replyLeased is the verdict of a request that is allowed, and for which tokens were leased.
+const replyLeased = 3
+
 // replyReader reads the reply of the script, a request at a time.
 type replyReader struct {
 	rest []int64
@@ -176,8 +186,16 @@ func (r *replyReader) next(n int) ([]int64, error) {
 	return numbers, nil
 }
 
-// outcome reads what became of a request with so many charges.
-func (r *replyReader) outcome(charges int) (outcome, error) {
+// outcome reads what became of a request with these charges.
+func (r *replyReader) outcome(charges []Charge) (outcome, error) {
+	out, err := r.read(len(charges))
+	if err == nil && !out.fits(charges) {
+		err = errReply
+	}
+	return out, err
+}
+
+func (r *replyReader) read(charges int) (outcome, error) {
 	kind, err := r.next(1)
 	if err != nil {
 		return outcome{}, err
@@ -193,12 +211,36 @@ func (r *replyReader) outcome(charges int) (outcome, error) {
 			out.strikes = strikes[0]
 			out.tokens, err = r.next(charges)
 		}
+	case replyLeased:
+		if out.tokens, err = r.next(charges); err == nil {
+			out.grants, err = r.next(charges)
+		}
 	case int64(verdictBlocked):
 		err = r.block(&out, charges)
 	default:
 		err = errReply
 	}
 	return out, err
+}
+
+// fits says whether an outcome can be one of the charges. What comes over the network may be anything, and the answers to clients are
+// made of it.
+func (out *outcome) fits(charges []Charge) bool {
+	if out.verdict == verdictBlocked {
+		c := &charges[out.charge]
+		return c.Penalty != nil && !c.DryRun && out.now > 0 && out.until > out.now && out.until-out.now <= maxFill.Microseconds()
+	}
+	for i, tokens := range out.tokens {
+		if tokens < 0 || tokens > charges[i].Limit.Burst {
+			return false
+		}
+	}
+	for i, leased := range out.grants {
+		if leased < 0 || leased > charges[i].Ask {
+			return false
+		}
+	}
+	return true
 }
 
 func (r *replyReader) block(out *outcome, charges int) error {

@@ -34,8 +34,8 @@ type stallTimes struct {
 	well, slow, hung time.Duration
 }
 
-// TestStallsUnderLoad is what make test-redis has time for; make soak stops Redis for a minute.
-func TestStallsUnderLoad(t *testing.T) {
+// TestHeavyStallsUnderLoad is what make test-redis has time for; make soak stops Redis for a minute.
+func TestHeavyStallsUnderLoad(t *testing.T) {
 	stallsUnderLoad(t, stallTimes{well: 2 * time.Second, slow: 4 * time.Second, hung: 5 * time.Second})
 }
 

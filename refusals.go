@@ -33,21 +33,21 @@ func newRefusalCache() *refusalCache { return &refusalCache{seed: maphash.MakeSe
 
 // refusal is what the store knew when it refused a request.
 type refusal struct {
-	of      []refusalKey
+	of      []bucketKey
 	tokens  []int64 // of each bucket, in millionths
 	at      int64   // µs by our clock, when the answer was there: the buckets hold no less than what has flowed in since
 	turn    uint32  // sum of the counters of the buckets
 	renewed atomic.Bool
 }
 
-// refusalKey says which bucket a charge is about. A limit that was changed is another key: it acts at once.
-type refusalKey struct {
+// bucketKey says which bucket a charge is about, under which limit. A limit that was changed is another key: it acts at once.
+type bucketKey struct {
 	id    ID
 	zone  string
 	limit Limit
 }
 
-func keyOf(c *Charge) refusalKey { return refusalKey{c.ID, c.Zone, c.Limit} }
+func keyOf(c *Charge) bucketKey { return bucketKey{c.ID, c.Zone, c.Limit} }
 
 // hash is of a bucket.
 func (c *refusalCache) hash(charge *Charge) uint64 {
@@ -82,7 +82,7 @@ func (c *refusalCache) keep(now int64, charges []Charge, tokens []int64) {
 	if !cacheable(charges, tokens) {
 		return
 	}
-	r := &refusal{of: make([]refusalKey, len(charges)), tokens: slices.Clone(tokens), at: now, turn: c.turn(charges)}
+	r := &refusal{of: make([]bucketKey, len(charges)), tokens: slices.Clone(tokens), at: now, turn: c.turn(charges)}
 	for i := range charges {
 		r.of[i] = keyOf(&charges[i])
 	}

@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -19,16 +20,18 @@ import (
 type plain struct {
 	buckets map[string]Bucket
 	records map[string]strikeRecord
+	leased  map[string]leaseSums
 }
 
 func newPlain() *plain {
-	return &plain{buckets: map[string]Bucket{}, records: map[string]strikeRecord{}}
+	return &plain{buckets: map[string]Bucket{}, records: map[string]strikeRecord{}, leased: map[string]leaseSums{}}
 }
 
 func (m *plain) take(now int64, charges []Charge) outcome {
 	states := make([]state, len(charges))
 	for i := range charges {
 		states[i].bucket = m.buckets[bucketName(&charges[i])]
+		states[i].leased = m.leased[bucketName(&charges[i])]
 		if charges[i].Penalty != nil {
 			states[i].record = m.records[recordName(&charges[i])]
 		}
@@ -37,6 +40,7 @@ func (m *plain) take(now int64, charges []Charge) outcome {
 	for i := range charges {
 		if states[i].wroteBucket {
 			m.buckets[bucketName(&charges[i])] = states[i].bucket
+			m.leased[bucketName(&charges[i])] = states[i].leased
 		}
 		if states[i].wroteRecord {
 			m.records[recordName(&charges[i])] = states[i].record
@@ -84,7 +88,7 @@ func (s scripted) takeAll(t rapid.TB, now int64, requests [][]Charge) []outcome 
 	}
 	outs := make([]outcome, len(requests))
 	for i, charges := range requests {
-		if outs[i], err = replies.outcome(len(charges)); err != nil {
+		if outs[i], err = replies.outcome(charges); err != nil {
 			t.Fatalf("reply %v: %v", cmd.Val(), err)
 		}
 	}
@@ -151,6 +155,9 @@ func drawCharges(t *rapid.T, ids []ID, rules []*penaltyRules) []Charge {
 		if rapid.IntRange(0, 9).Draw(t, "give back") == 0 {
 			c.Cost = -c.Cost
 		}
+		if rapid.IntRange(0, 3).Draw(t, "lease") == 0 {
+			c.Ask = Token * rapid.SampledFrom([]int64{1, 2, 10, 1e6}).Draw(t, "ask")
+		}
 		if g := rapid.IntRange(0, len(rules)).Draw(t, "group"); g > 0 {
 			c.Penalty = rules[g-1]
 			c.BlockedFor = drawKnownBlock(t, charges, &c)
@@ -178,7 +185,7 @@ func TestScriptIsTheModel(t *testing.T) {
 		ids := []ID{{1}, {2}, {3}}
 		now := int64(1_764_550_000_123_456)
 		for range rapid.IntRange(250, 400).Draw(t, "steps") {
-			now += rapid.SampledFrom([]int64{0, 1, 999, 1e3, 1e5, 1e6, 3e6, 61e6, 3600e6, 7200e6, 1e11, -5e6}).Draw(t, "idle")
+			now += rapid.SampledFrom([]int64{0, 1, 999, 1e3, 3e4, 1e5, 1e6, 3e6, 61e6, 3600e6, 7200e6, 1e11, -5e6}).Draw(t, "idle")
 			if rapid.IntRange(0, 19).Draw(t, "unblock") == 0 {
 				id, p := rapid.SampledFrom(ids).Draw(t, "whom"), rapid.SampledFrom(rules).Draw(t, "of which group")
 				if got, want := script.unblock(t, now, id, p), model.unblock(now, id, p); got != want {
@@ -207,5 +214,78 @@ func TestScriptIsTheModel(t *testing.T) {
 		if ttl <= 0 || ttl > maxFill+time.Hour {
 			t.Errorf("key %q has a TTL of %s", key, ttl)
 		}
+	}
+}
+
+// The largest batch there can be fits into the numbers that the script is told.
+func TestLargestBatch(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	requests := make([][]Charge, maxBatch)
+	for i := range requests {
+		rules := &penaltyRules{group: strings.Repeat("g", maxName-3) + fmt.Sprintf("%03d~dry_run", i), after: 3, base: 1e6, max: 1e6, window: 1e6}
+		for zone := range maxZones {
+			requests[i] = append(requests[i], Charge{
+				Zone: strings.Repeat("z", maxName-3) + fmt.Sprintf("%03d", zone), ID: ID{byte(i), byte(zone)},
+				Limit: Limit{Num: 1, Den: 1, Burst: int64(i+2) * Token}, Cost: Token, Penalty: rules,
+			})
+		}
+	}
+	for i, out := range (scripted{client, "p"}).takeAll(t, 1_764_550_000_000_000, requests) {
+		for zone, left := range out.tokens {
+			if out.verdict != verdictAllowed || left != int64(i+1)*Token {
+				t.Fatalf("request %d, zone %d: %d, %d left", i, zone, out.verdict, left)
+			}
+		}
+	}
+}
+
+// A reply that the script cannot have given is an error: neither a panic, nor numbers that a client could not make sense of.
+func TestImpossibleReplies(t *testing.T) {
+	open, strict := testCharge("a", 5), testCharge("a", 5)
+	strict.Penalty = &penaltyRules{base: 1e6, max: 1e6, window: 1e6}
+	for _, reply := range [][]int64{
+		{}, {1}, {1, 0}, {1, 0, 3, 0}, {1, 0, 0}, {1, 0, 1, 0},
+		{1, 0, 3, 0, 1}, {1, 0, 3, 0, -1}, {1, 0, 3, 0},
+		{1, 0, 0, -1}, {1, 0, 0, 5*Token + 1}, {1, 0, 1, 0, -1}, {1, 0, 1, 0, 1 << 60},
+		{1, 0, 2, 0, 2, 1, 1}, {1, 0, 2, 2, 2, 1, 1}, {1, 0, 2, 1, 1, 1, 1}, {1, 0, 2, 1, 1 << 60, 1, 1}, {-1 << 62, 0, 2, 1, 1 << 62, 1, 1},
+	} {
+		for _, c := range []Charge{open, strict} {
+			replies, err := newReplyReader(reply)
+			if err == nil {
+				_, err = replies.outcome([]Charge{c})
+			}
+			if !errors.Is(err, errReply) {
+				t.Errorf("%v: %v", reply, err)
+			}
+		}
+	}
+	replies, _ := newReplyReader([]int64{1, 0, 2, 1, 2, 1, 1})
+	if _, err := replies.outcome([]Charge{open}); !errors.Is(err, errReply) {
+		t.Errorf("a block of a client whom nothing blocks: %v", err)
+	}
+}
+
+// While a change of a penalty spreads, a batch holds the old numbers and the new ones: the strikes are kept for whoever wants to
+// remember them longer, as if each had come alone.
+func TestPenaltyChangesWithinABatch(t *testing.T) {
+	server := redistest.Start(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	short := testCharge("a", 1)
+	short.Limit, short.Penalty = Limit{Num: 1, Den: 1, Burst: Token}, &penaltyRules{after: 3, base: 1e6, max: 1e6, window: 1e6}
+	long := short
+	long.Penalty = &penaltyRules{after: 3, base: 1e6, max: 1e6, window: 3600e6}
+	var requests [][]Charge
+	for _, c := range []Charge{short, short, long} { // the second is struck
+		requests = append(requests, []Charge{c})
+	}
+	outs := (scripted{client, "p"}).takeAll(t, 1_764_550_000_000_000, requests)
+	if outs[2].strikes != 2 {
+		t.Fatalf("got %+v, want a second strike", outs)
+	}
+	if ttl := server.TTLs()[identityKey("p", short.ID)]; ttl < time.Hour {
+		t.Errorf("the strikes are kept for %s, and count for an hour", ttl)
 	}
 }

@@ -42,6 +42,10 @@ type Charge struct {
 	Patient bool
 	// Penalty is nil where the request is neither struck nor blocked.
 	Penalty *penaltyRules
+	// Ask is what this process would like to lease beside what the request takes, in millionths of a token.
+	Ask int64
+	// Leases says that the zone may be served from tokens that were leased.
+	Leases bool
 	// BlockedFor is how long, in microseconds, a block still lasts that this process knows of. Where the store has lost it, as
 	// at a failover, it is set again; where somebody has lifted it, it is not. 0: none is known.
 	BlockedFor int64
@@ -97,6 +101,8 @@ const (
 	SourceShare
 	// SourceCache is this process, by what Redis said a moment ago.
 	SourceCache
+	// SourceLease is this process, from tokens that it took ahead.
+	SourceLease
 )
 
 // Decision is the answer to all charges of a request, described by the zone that binds: the one with the
@@ -119,6 +125,8 @@ type Decision struct {
 	Now int64
 	// tokens is what is left in the bucket of each charge, in millionths, if a remote store decided and the client is not blocked.
 	tokens []int64
+	// grants is what was leased for each charge, in millionths; nil if nothing was.
+	grants []int64
 	// fraction is the remaining part of the burst, by which the decisions of two stores are compared.
 	fraction float64
 

@@ -10,6 +10,8 @@ import "time"
 type state struct {
 	bucket Bucket
 	record strikeRecord
+	// leased is what was leased of the bucket. The memory store leases nothing.
+	leased leaseSums
 	// wroteBucket and wroteRecord say that take changed them.
 	wroteBucket, wroteRecord bool
 	// considered says that the record was struck by this refusal, or was spared by every.
@@ -37,6 +39,8 @@ type outcome struct {
 	blockStarted bool
 	// tokens is what is left in the bucket of each charge; it says nothing where the client is blocked.
 	tokens []int64
+	// grants is what was leased for each charge, beside what is left; nil if nothing was.
+	grants []int64
 }
 
 // take decides at time now, in microseconds, and changes states where it has to. Charges of one identity in
@@ -85,7 +89,7 @@ func settleRecords(now int64, charges []Charge, states []state) {
 func settleBuckets(now int64, charges []Charge, states []state, out *outcome) {
 	for i := range charges {
 		c, s := &charges[i], &states[i]
-		s.bucket, s.wroteBucket = s.bucket.settled(c.Limit, now)
+		s.bucket, s.leased, s.wroteBucket = s.bucket.settledBeside(s.leased, c.Limit, now)
 		out.tokens[i] = s.bucket.Tokens
 		if s.bucket.Tokens < c.Cost && !c.DryRun {
 			out.verdict = verdictLimited
@@ -96,12 +100,24 @@ func settleBuckets(now int64, charges []Charge, states []state, out *outcome) {
 // pay debits every charge. Only one in a dry run can find too few tokens; it then takes none.
 func pay(charges []Charge, states []state, out *outcome) {
 	for i := range charges {
-		if s := &states[i]; s.bucket.Tokens >= charges[i].Cost {
-			s.bucket.Tokens = min(s.bucket.Tokens-charges[i].Cost, charges[i].Limit.Burst)
-			s.wroteBucket = true
-			out.tokens[i] = s.bucket.Tokens
+		c, s := &charges[i], &states[i]
+		if s.bucket.Tokens < c.Cost {
+			continue
 		}
+		s.bucket.Tokens = min(s.bucket.Tokens-c.Cost, max(c.Limit.Burst-s.leased.total(), 0))
+		s.wroteBucket = true
+		if grant := s.lease(c.Ask); grant > 0 {
+			out.grant(i, grant, len(charges))
+		}
+		out.tokens[i] = s.bucket.Tokens
 	}
+}
+
+func (out *outcome) grant(i int, tokens int64, charges int) {
+	if out.grants == nil {
+		out.grants = make([]int64, charges)
+	}
+	out.grants[i] = tokens
 }
 
 // longestBlock returns the charge whose block ends last, if there is one.

@@ -85,6 +85,8 @@ func scenarios() []scenario {
 			subjects: withRedis(exact, roomyReference)},
 		{name: "hot", about: "buckets in Redis, one key far from its limit", load: oneKey,
 			subjects: withRedis(limit(shared, zone("api", byKey+endless)), endlessReference)},
+		{name: "leased", about: "the same with `lease auto`", load: oneKey,
+			subjects: []subject{bare(hello), ours(limit(shared, zone("api", byKey+endless+"lease auto\n")) + hello)}},
 		{name: "zones", about: "three zones in Redis: two on each of 100 000 keys, one on the address", load: everyKey, fill: true,
 			subjects: []subject{bare(hello), ours(limit(shared, threeZones) + hello)}},
 		{name: "proxy memory", about: "buckets in the process, before a reverse proxy", load: everyKey,
