@@ -67,7 +67,7 @@ func envFile(t *testing.T) string {
 	var lines strings.Builder
 	for name, value := range map[string]string{
 		"REDIS_URL": os.Getenv("REDIS_URL"), "REDIS_PASSWORD": "secret", "SENTINEL_PASSWORD": "secret",
-		"REDIS_CA": keys.ca, "REDIS_CERT": keys.cert, "REDIS_KEY": keys.key,
+		"KEY_SECRET": "secret", "REDIS_CA": keys.ca, "REDIS_CERT": keys.cert, "REDIS_KEY": keys.key,
 	} {
 		fmt.Fprintf(&lines, "%s=\"%s\"\n", name, value)
 	}
