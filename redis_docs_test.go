@@ -40,7 +40,7 @@ func TestRedisDocsNumbers(t *testing.T) {
 		fmt.Sprintf("about %d MB", (documentedBytes(t, "all in all, a client with one zone")+25)/50*50),
 		fmt.Sprintf("`timeout` (%d ms)", defaultTimeout.Milliseconds()),
 		fmt.Sprintf("`sensitive_timeout` (%d ms)", defaultSensitiveTimeout.Milliseconds()),
-		fmt.Sprintf("`prefix` (`%s`)", defaultPrefix),
+		"`prefix` (`" + defaultPrefix + "`)",
 		fmt.Sprintf("at most %d 000", maxListed/1000),
 		fmt.Sprintf("announces itself every %.0f s", nodesBeat.Seconds()),
 		fmt.Sprintf("for %.0f s", nodesLife.Seconds()),
