@@ -14,19 +14,24 @@ import (
 	"github.com/caddy-tollgate/ratelimit/internal/proc"
 )
 
-// snippets returns the fenced blocks of a language in a document.
+// snippets returns the fenced blocks of a language in a document, in which there are some.
 func snippets(t *testing.T, path, language string) []string {
+	t.Helper()
+	found := snippetsIn(t, path, language)
+	if len(found) == 0 {
+		t.Fatalf("no %s snippets in %s", language, path)
+	}
+	return found
+}
+
+func snippetsIn(t *testing.T, path, language string) (found []string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var found []string
 	for _, match := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
 		found = append(found, match[1])
-	}
-	if len(found) == 0 {
-		t.Fatalf("no %s snippets in %s", language, path)
 	}
 	return found
 }
@@ -34,8 +39,12 @@ func snippets(t *testing.T, path, language string) []string {
 // Every Caddyfile in the README and in the docs is valid as it stands.
 func TestReadmeCaddyfiles(t *testing.T) {
 	t.Setenv("REDIS_URL", "redis://127.0.0.1:6379/0")
-	for _, path := range []string{"README.md", "docs/redis.md"} {
-		for i, snippet := range snippets(t, path, "caddyfile") {
+	docs, err := filepath.Glob("docs/*.md")
+	if err != nil || len(docs) == 0 || len(snippetsIn(t, "README.md", "caddyfile")) == 0 {
+		t.Fatal("no snippets", err)
+	}
+	for _, path := range append(docs, "README.md") {
+		for i, snippet := range snippetsIn(t, path, "caddyfile") {
 			t.Run(path+" "+strconv.Itoa(i), func(t *testing.T) {
 				if message := validate(t, snippet); message != "" {
 					t.Errorf("%s\n%s", message, snippet)
@@ -67,7 +76,7 @@ func envFile(t *testing.T) string {
 	var lines strings.Builder
 	for name, value := range map[string]string{
 		"REDIS_URL": os.Getenv("REDIS_URL"), "REDIS_PASSWORD": "secret", "SENTINEL_PASSWORD": "secret",
-		"REDIS_CA": keys.ca, "REDIS_CERT": keys.cert, "REDIS_KEY": keys.key,
+		"KEY_SECRET": "secret", "REDIS_CA": keys.ca, "REDIS_CERT": keys.cert, "REDIS_KEY": keys.key,
 	} {
 		fmt.Fprintf(&lines, "%s=\"%s\"\n", name, value)
 	}
