@@ -209,6 +209,7 @@ var wrongInRedis = []wrong{
 	{"redis a:1 {\ntimeout 1s\nsensitive_timeout 900ms\n}", `redis: timeout must be at least 1ms and sensitive_timeout at least timeout, got 1s and 900ms, at Caddyfile:3`},
 	{"redis a:1 {\ndb one\n}", `redis: db "one": write a whole number from 0 to 2147483647, at Caddyfile:4`},
 	{"redis a:1 {\ndb -1\n}", `redis: db "-1": write a whole number from 0 to 2147483647, at Caddyfile:4`},
+	{"redis :6379", `redis: the address has no host: perhaps an environment variable is empty; write host:port, at Caddyfile:3`},
 	{"redis a:1 {\npool_size 0\n}", `redis: pool_size "0": write a whole number from 3 to 10000, at Caddyfile:4`},
 	{"redis a:1 {\ncluster yes\n}", `redis: cluster "yes": write on, off, true or false, at Caddyfile:4`},
 	{"redis a:1 {\ncluster on off\n}", `redis: cluster has more than one argument: text with spaces needs quotes, at Caddyfile:4`},

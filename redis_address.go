@@ -15,6 +15,7 @@ import (
 var (
 	errAddressMissing = errors.New("an address is missing: write host:port, or a URL like redis://host:6379/0, or redis off")
 	errNoPort         = errors.New("the address has no port: write host:port, or a URL like redis://host:6379/0")
+	errEmptyHost      = errors.New("the address has no host: perhaps an environment variable is empty; write host:port")
 	errNoHost         = errors.New("the address is more than host:port: write user and password as username and password, or as a URL like redis://user:password@host:6379/0")
 	errSeveral        = errors.New("with several addresses, write each as host:port, and what else stands in a URL as username, password, db and tls_enabled")
 	errURL            = errors.New("the URL cannot be parsed; write it like redis://user:password@host:6379/0, special characters in the password as %XX")
@@ -53,6 +54,9 @@ func checkHostPort(address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if _, notANumber := strconv.ParseUint(port, 10, 16); err != nil || notANumber != nil {
 		return errNoPort
+	}
+	if host == "" {
+		return errEmptyHost
 	}
 	if strings.ContainsAny(host, "@/") { // would show in logs as the name of a server
 		return errNoHost
