@@ -9,27 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-tollgate/ratelimit/internal/proc"
 	"github.com/caddy-tollgate/ratelimit/internal/redistest"
 )
 
-// hotNodes are limiters on one Redis, each with a client, leases and refusals of its own, as in processes of their own.
-func hotNodes(t *testing.T, addr string, n int) []*Limiter {
-	t.Helper()
-	nodes := make([]*Limiter, n)
-	for i := range nodes {
-		client, err := acquireRedis(redisSettings{network: "tcp", addresses: addr, poolSize: 8 + i, prefix: "tollgate", timeout: time.Second, patience: time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { releaseRedis(client) })
-		client.start()
-		store := &redisStore{client: client, prefix: "tollgate"}
-		proc.Eventually(t, "Redis is up", func() bool { return !store.down() })
-		nodes[i], _ = newTestLimiter(store, 1)
-		nodes[i].now = processMicros
-	}
-	return nodes
+func hotSettings(server *redistest.Server) redisSettings {
+	return redisSettings{network: "tcp", addresses: server.Addr(), prefix: "tollgate", timeout: time.Second, patience: time.Second}
 }
 
 // offer sends so many requests a second to each node, and returns how many were admitted until the end.
@@ -55,10 +39,10 @@ func offer(nodes []*Limiter, perSecond int, until time.Time, c Charge) int64 {
 func TestHeavyHotKeyOverItsLimit(t *testing.T) {
 	const rate, seconds = 1000, 20
 	server := redistest.Start(t)
-	nodes := hotNodes(t, server.Addr(), 3)
+	nodes := peers(t, 3, hotSettings(server))
 	c := testCharge("hot", rate)
-	c.Limit, c.Leases = Limit{Num: 1, Den: 1000, Burst: rate * Token}, true
-	c.Limit.Num, c.Limit.Den = rate, 1 // µtokens a µs
+	c.Limit, c.Leases = Limit{Num: rate, Den: 1, Burst: rate * Token}, true // millionths of a token a µs
+	awaitRedis(t, nodes, c.ID)
 	begun := time.Now()
 	admitted := offer(nodes, rate, begun.Add(seconds*time.Second), c)
 	bound := float64(rate) + rate*time.Since(begun).Seconds()
@@ -72,9 +56,10 @@ func TestHeavyHotKeyOverItsLimit(t *testing.T) {
 // Far from its limit, a hot key is served without Redis.
 func TestHeavyHotKeyFarFromItsLimit(t *testing.T) {
 	server := redistest.Start(t)
-	nodes := hotNodes(t, server.Addr(), 1)
+	nodes := peers(t, 1, hotSettings(server))
 	c := testCharge("hot", 1)
 	c.Limit, c.Leases = Limit{Num: 1_000_000, Den: 1, Burst: 1_000_000 * Token}, true
+	awaitRedis(t, nodes, c.ID)
 	before := server.Calls("evalsha")
 	var sent int
 	for begun := time.Now(); time.Since(begun) < 3*time.Second; sent++ {
