@@ -28,6 +28,7 @@
 //	shed.go         slots for requests in flight
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	admin.go        what operators see and change
+//	clock.go, count.go, spelling.go  the process's clock, numbers in JSON that are at least 1, and words that were almost right
 package ratelimit
 
 import (
