@@ -192,7 +192,7 @@ func TestStoredStateIsHostileToNodes(t *testing.T) {
 		if wait, _ := strconv.Atoi(answer.Header.Get("Retry-After")); answer.Status != 200 && answer.Status != 429 || wait > 2 {
 			t.Errorf("%s: status %d, told to wait %d s", what, answer.Status, wait)
 		}
-		if ttl, there := server.TTLs()[key]; there && (ttl <= 0 || ttl > 10*time.Second) {
+		if ttl, there := server.TTLs()[key]; there && (ttl <= 0 || ttl > 15*time.Second) {
 			t.Errorf("%s: TTL %s", what, ttl)
 		}
 	}

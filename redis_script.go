@@ -17,13 +17,35 @@ var bucketSHA = redis.NewScript(bucketScript).Hash()
 // batch is what one call of the script decides about. The zero value is an empty one.
 type batch struct {
 	keys     []string
+	uses     []keyUse // of each key
 	indices  map[ID]uint16
 	policies map[policy]uint16
 	groups   []*penaltyRules
+	buckets  []bucketSlot
+	records  []recordSlot
 
-	head, requests []byte // packed; the head without its counts
-	groupHead      []byte
-	count          uint16
+	// Packed, without their counts.
+	groupHead, policyHead, requests []byte
+
+	count uint16
+}
+
+// keyUse is what of a key's state the batch is about: the numbers of its last bucket and its last record, 0 for none.
+type keyUse struct{ bucket, record uint16 }
+
+// bucketSlot is a bucket that requests of the batch share.
+type bucketSlot struct {
+	zone        string
+	key, policy uint16
+	before      uint16 // the number of another bucket of the same key
+}
+
+// recordSlot is a record of strikes that requests of the batch share.
+type recordSlot struct {
+	group  string
+	key    uint16
+	rules  uint8
+	before uint16 // the number of another record of the same key
 }
 
 // policy is what the charges of a zone have in common.
@@ -51,8 +73,10 @@ func (b *batch) add(prefix string, charges []Charge) {
 	b.requests = append(b.requests, uint8(len(charges)))
 	for i := range charges {
 		c := &charges[i]
-		b.requests = binary.BigEndian.AppendUint16(b.requests, b.key(prefix, c.ID))
-		b.requests = binary.BigEndian.AppendUint16(b.requests, b.policy(c))
+		key, policy := b.key(prefix, c.ID), b.policy(c)
+		b.requests = binary.BigEndian.AppendUint16(b.requests, b.bucket(key, policy, c.Zone))
+		b.requests = binary.BigEndian.AppendUint16(b.requests, policy)
+		b.requests = binary.BigEndian.AppendUint16(b.requests, b.record(key, c.Penalty))
 		b.requests = appendInt7(b.requests, c.BlockedFor)
 		if c.Ask > 0 {
 			b.requests = appendInt7(b.requests, c.Ask)
@@ -64,11 +88,40 @@ func (b *batch) add(prefix string, charges []Charge) {
 func (b *batch) key(prefix string, id ID) uint16 {
 	n, known := b.indices[id]
 	if !known {
-		b.keys = append(b.keys, identityKey(prefix, id))
+		b.keys, b.uses = append(b.keys, identityKey(prefix, id)), append(b.uses, keyUse{})
 		n = uint16(len(b.keys))
 		b.indices[id] = n
 	}
 	return n
+}
+
+// bucket returns the number of a zone's bucket in a key. The policy names its field.
+func (b *batch) bucket(key, policy uint16, zone string) uint16 {
+	use := &b.uses[key-1]
+	for n := use.bucket; n > 0; n = b.buckets[n-1].before {
+		if b.buckets[n-1].zone == zone {
+			return n
+		}
+	}
+	b.buckets = append(b.buckets, bucketSlot{zone: zone, key: key, policy: policy, before: use.bucket})
+	use.bucket = uint16(len(b.buckets))
+	return use.bucket
+}
+
+// record returns the number of the record of strikes in a key, 0 where nobody is struck.
+func (b *batch) record(key uint16, p *penaltyRules) uint16 {
+	if p == nil {
+		return 0
+	}
+	use := &b.uses[key-1]
+	for n := use.record; n > 0; n = b.records[n-1].before {
+		if b.records[n-1].group == p.group {
+			return n
+		}
+	}
+	b.records = append(b.records, recordSlot{group: p.group, key: key, rules: b.group(p), before: use.record})
+	use.record = uint16(len(b.records))
+	return use.record
 }
 
 // identityKey is where the state of an identity lives. The braces make it one slot of a Redis Cluster.
@@ -96,12 +149,12 @@ func (b *batch) policy(c *Charge) uint16 {
 }
 
 func (b *batch) describe(p *policy) {
-	b.head = binary.BigEndian.AppendUint32(b.head, uint32(p.limit.Num))
-	b.head = binary.BigEndian.AppendUint32(b.head, uint32(p.limit.Den))
-	b.head = appendInt7(b.head, p.limit.Burst)
-	b.head = appendInt7(b.head, p.cost)
-	b.head = append(b.head, p.flags, b.group(p.penalty))
-	b.head = appendField(b.head, 'z', p.zone)
+	b.policyHead = binary.BigEndian.AppendUint32(b.policyHead, uint32(p.limit.Num))
+	b.policyHead = binary.BigEndian.AppendUint32(b.policyHead, uint32(p.limit.Den))
+	b.policyHead = appendInt7(b.policyHead, p.limit.Burst)
+	b.policyHead = appendInt7(b.policyHead, p.cost)
+	b.policyHead = append(b.policyHead, p.flags, b.group(p.penalty))
+	b.policyHead = appendField(b.policyHead, 'z', p.zone)
 }
 
 // group returns the number of a penalty group, 0 for none.
@@ -125,12 +178,21 @@ func (b *batch) group(p *penaltyRules) uint8 {
 
 // packed returns the batch as the script reads it.
 func (b *batch) packed() []byte {
-	all := make([]byte, 0, 5+len(b.groupHead)+len(b.head)+len(b.requests))
+	all := make([]byte, 0, 9+len(b.groupHead)+len(b.policyHead)+4*len(b.buckets)+3*len(b.records)+len(b.requests))
 	all = append(all, uint8(len(b.groups)))
-	all = binary.BigEndian.AppendUint16(all, uint16(len(b.policies)))
-	all = binary.BigEndian.AppendUint16(all, b.count)
+	for _, n := range [...]int{len(b.policies), len(b.buckets), len(b.records), int(b.count)} {
+		all = binary.BigEndian.AppendUint16(all, uint16(n))
+	}
 	all = append(all, b.groupHead...)
-	all = append(all, b.head...)
+	all = append(all, b.policyHead...)
+	for i := range b.buckets {
+		all = binary.BigEndian.AppendUint16(all, b.buckets[i].key)
+		all = binary.BigEndian.AppendUint16(all, b.buckets[i].policy)
+	}
+	for i := range b.records {
+		all = binary.BigEndian.AppendUint16(all, b.records[i].key)
+		all = append(all, b.records[i].rules)
+	}
 	return append(all, b.requests...)
 }
 

@@ -87,16 +87,17 @@ func (h *Handler) take(ctx context.Context, key string) (verdict, now, left int6
 
 // batch is one request of one charge.
 func (h *Handler) batch() []byte {
-	const groups, flags, group, charges, key, policy = 0, 1, 0, 1, 1, 1
-	b := []byte{groups, 0, 1, 0, 1} // and one policy, one request
+	const flags, group, charges = 1, 0, 1
+	b := []byte{0, 0, 1, 0, 1, 0, 0, 0, 1} // no group; one policy, one bucket; no record; one request
 	b = binary.BigEndian.AppendUint32(b, uint32(h.Num))
 	b = binary.BigEndian.AppendUint32(b, uint32(h.Den))
 	b = append(b, int7(h.Burst*token)...)
 	b = append(b, int7(token)...)
 	b = append(b, flags, group, uint8(len("zapi")))
 	b = append(b, "zapi"...)
-	b = append(b, charges, 0, key, 0, policy)
-	return append(b, int7(0)...) // no known block
+	b = append(b, 0, 1, 0, 1)                // the bucket: its key, the policy that names its field
+	b = append(b, charges, 0, 1, 0, 1, 0, 0) // the charge: its bucket, its policy, no record
+	return append(b, int7(0)...)             // no known block
 }
 
 func int7(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n))[1:] }
