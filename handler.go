@@ -8,7 +8,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 )
 
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
@@ -21,11 +20,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return err
 	}
 	if exempt {
+		h.watch.exempt()
 		return next.ServeHTTP(w, r)
 	}
 	p := progressOf(r)
 	place, admitted := h.admit(p)
 	if !admitted {
+		h.watch.shed(r)
 		return h.answers.refuse(w, r, &Decision{Reason: ReasonOverloaded, RetryAfter: time.Duration(h.Shed.RetryAfter)})
 	}
 	defer place.release()
@@ -41,8 +42,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if p.binds(&d) {
 		h.answers.show(w.Header(), &d, &p.numbers)
 	}
+	h.watch.decided(r, p, charges, &d)
 	if d.BlockStarted {
-		h.report(r, charges, &d)
+		h.list(r, charges, &d)
 	}
 	if !d.Allowed {
 		return h.answers.refuse(w, r, &d)
@@ -161,6 +163,7 @@ func (h *Handler) rules(r *http.Request) (*penaltyRules, error) {
 
 // unclaimed answers a request that could not be charged.
 func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) error {
+	h.watch.unclaimed(err)
 	switch {
 	case errors.Is(err, errEarlyData):
 		return h.answers.unclaimed(w, r, &kindTooEarly)
@@ -172,23 +175,27 @@ func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) e
 	return err
 }
 
-// report tells operators of a block that has just started.
-func (h *Handler) report(r *http.Request, charges []Charge, d *Decision) {
-	i := slices.IndexFunc(charges, func(c Charge) bool { return c.Zone == d.Zone })
-	c := &charges[i]
-	b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
-	fields := []zap.Field{
-		zap.String("zone", d.Zone), zap.String("client_ip", clientAddress(r)), zap.Stringer("id", c.ID),
-		zap.Int64("strikes", d.Strikes), zap.Duration("duration", d.RetryAfter), zap.Time("until", wall(b.until)),
+// list notes a block that has just started, for the list of blocks.
+func (h *Handler) list(r *http.Request, charges []Charge, d *Decision) {
+	if d.Source != SourceRedis {
+		return
 	}
+	c := chargeIn(charges, d.Zone)
+	b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
 	if h.LogKey {
 		b.plain = h.plainKey(c.Zone, r)
-		fields = append(fields, zap.String("key", b.plain))
 	}
-	h.logger.Info("blocked", fields...)
-	if d.Source == SourceRedis {
-		h.remote.note(b, d.Now, h.app.longestBlock())
+	h.remote.note(b, d.Now, h.app.longestBlock())
+}
+
+// chargeIn returns the charge of a zone, nil if there is none.
+func chargeIn(charges []Charge, zone string) *Charge {
+	for i := range charges {
+		if charges[i].Zone == zone {
+			return &charges[i]
+		}
 	}
+	return nil
 }
 
 // plainKey returns the key of a request in the clear.

@@ -27,6 +27,7 @@
 //	                refusals.go refusals; lease.go is the arithmetic of tokens taken ahead, and lease_table.go holds them
 //	shed.go         slots for requests in flight
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
+//	watch.go        what operators are told of each decision
 //	admin.go        what operators see and change
 //	clock.go, count.go, spelling.go  the process's clock, numbers in JSON that are at least 1, and words that were almost right
 package ratelimit
@@ -117,6 +118,7 @@ type Handler struct {
 	remote  *redisStore // nil without Redis
 	limiter *Limiter
 	answers answerer
+	watch   watcher
 	// release gives back what Provision acquired. What it is about stays usable: requests are served after Cleanup.
 	release []func()
 }
@@ -130,7 +132,7 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // validated. What it acquires from the process is state without parameters, so that it changes nothing for the
 // configuration that runs.
 func (h *Handler) Provision(ctx caddy.Context) error {
-	h.logger = ctx.Logger()
+	h.logger, h.watch = ctx.Logger(), watcher{h}
 	app, err := ctx.App("rate_limit")
 	if err != nil {
 		return err
