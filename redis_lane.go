@@ -11,27 +11,33 @@ import (
 )
 
 // This file carries decisions to one server. What comes while a batch is on its way is the next batch: a lone request waits for
-// nothing, and many share a round trip and a run of the script.
+// nothing, and many share a round trip and a run of the script. To a server that is far away several batches are on their way, or
+// who comes just too late for one would wait for nearly two round trips.
 
 const (
 	// maxBatch bounds what one call of the script decides about, for which everybody else at the server waits.
 	maxBatch = 128
 	// maxQueued bounds the requests that wait for a batch, so that a stall costs no memory.
 	maxQueued = 16384
+	// maxFlights bounds the batches under way at a time. There is one, and another for every farther of the round trip: what a
+	// server next door saves by large batches is worth more than the wait.
+	maxFlights = 4
+	farther    = 400 // µs
 )
 
 // errBusy says that nothing was sent, because too many wait already.
 var errBusy = errors.New("too many decisions wait for redis")
 
-// lane is a way to a server on which one batch at a time is under way.
+// lane is a way to a server, on which few batches at a time are under way.
 type lane struct {
 	endpoint *endpoint
 	client   *redis.Client // its timeouts are the budget of the lane
 	budget   time.Duration
 
-	mu     sync.Mutex
-	queue  []*errand
-	flying bool
+	mu      sync.Mutex
+	queue   []*errand
+	flights int   // batches under way
+	away    int64 // µs: the shortest of the latest round trips, without what a busy moment adds; 0 until there was one
 }
 
 // errand is a request on its way.
@@ -91,13 +97,28 @@ func (l *lane) enqueue(r *errand) bool {
 		return false
 	}
 	l.queue = append(l.queue, r)
-	start := !l.flying
-	l.flying = true
+	start := l.flights < l.allowed()
+	if start {
+		l.flights++
+	}
 	l.mu.Unlock()
 	if start {
 		go l.fly()
 	}
 	return true
+}
+
+// allowed returns how many batches may be under way. The lane is locked.
+func (l *lane) allowed() int { return int(min(1+l.away/farther, maxFlights)) }
+
+// arrived learns from a round trip how far away the server is. The lane forgets short ones slowly, a sixteenth at a time.
+func (l *lane) arrived(took int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.away == 0 {
+		l.away = took
+	}
+	l.away = min(l.away+l.away/16+1, took)
 }
 
 // fly sends one batch after the other until nobody waits.
@@ -125,7 +146,9 @@ func (l *lane) next() []*errand {
 	rest := copy(l.queue, l.queue[taken:])
 	clear(l.queue[rest:])
 	l.queue = l.queue[:rest]
-	l.flying = len(next) > 0
+	if len(next) == 0 {
+		l.flights--
+	}
 	return next
 }
 
@@ -140,7 +163,11 @@ func (l *lane) send(batch []*errand) {
 	}
 	calls := l.calls(batch)
 	l.run(calls)
-	l.endpoint.ended(l, started, l.verdict(calls))
+	err := l.verdict(calls)
+	if err == nil {
+		l.arrived(processMicros() - started)
+	}
+	l.endpoint.ended(l, started, err)
 	for _, c := range calls {
 		if l.canFollow(c) {
 			go l.follow(c)
