@@ -209,15 +209,15 @@ func (p *Proxy) pump(l *link, to, from net.Conn, pass func([]byte) bool) {
 	way := make(chan parcel, 4096)
 	var delivery sync.WaitGroup
 	delivery.Go(func() { deliver(l, to, way) })
+	room := make([]byte, 32<<10)
 	for {
-		data := make([]byte, 32<<10)
-		n, err := from.Read(data)
-		if n > 0 && pass(data[:n]) {
+		n, err := from.Read(room)
+		if n > 0 && pass(room[:n]) {
 			due := time.Now().Add(time.Duration(p.delay.Load()))
 			if due.Before(l.opens) {
 				due = l.opens
 			}
-			way <- parcel{data[:n], due}
+			way <- parcel{slices.Clone(room[:n]), due}
 		}
 		if err != nil {
 			break
@@ -251,10 +251,12 @@ const late = 2 * time.Millisecond
 
 // wait waits until it is time, and says whether the link is still there then.
 func (l *link) wait(bell *alarm, due time.Time) bool {
-	select {
-	case <-l.cut:
-		return false
-	case <-time.After(time.Until(due) - late):
+	if early := time.Until(due) - late; early > 0 {
+		select {
+		case <-l.cut:
+			return false
+		case <-time.After(early):
+		}
 	}
 	return bell.wait(time.Until(due)) == nil
 }
