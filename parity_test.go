@@ -174,7 +174,8 @@ func TestKeyOutlivesASmallerBurst(t *testing.T) {
 		}
 	}
 	for key, ttl := range server.TTLs() {
-		if ttl < 999*time.Second || ttl > 1064*time.Second {
+		// A quarter of the 1000 s and 10 s are the margin for clocks that go wrong.
+		if ttl < 1250*time.Second || ttl > 1260*time.Second {
 			t.Errorf("%s lives for %s, and is full after 1000 s", key, ttl)
 		}
 	}

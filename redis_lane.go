@@ -20,7 +20,8 @@ const (
 	// maxQueued bounds the requests that wait for a batch, so that a stall costs no memory.
 	maxQueued = 16384
 	// maxFlights bounds the batches under way at a time. There is one, and another for every farther of the round trip: what a
-	// server next door saves by large batches is worth more than the wait.
+	// server next door saves by large batches is worth more than the wait. Both lanes and a probe have room in the pool, so that
+	// none waits for the other.
 	maxFlights = 4
 	farther    = 400 // µs
 )
@@ -33,6 +34,7 @@ type lane struct {
 	endpoint *endpoint
 	client   *redis.Client // its timeouts are the budget of the lane
 	budget   time.Duration
+	most     int // batches that may be under way
 
 	mu      sync.Mutex
 	queue   []*errand
@@ -60,7 +62,8 @@ var errands = sync.Pool{New: func() any {
 
 func newLane(e *endpoint, client *redis.Client, budget time.Duration) *lane {
 	// A clone has timeouts of its own on the same connections.
-	return &lane{endpoint: e, client: client.WithTimeout(budget), budget: budget}
+	most := min((client.Options().PoolSize-1)/2, maxFlights)
+	return &lane{endpoint: e, client: client.WithTimeout(budget), budget: budget, most: most}
 }
 
 // take decides about the charges of a request, within the budget.
@@ -97,7 +100,7 @@ func (l *lane) enqueue(r *errand) bool {
 		return false
 	}
 	l.queue = append(l.queue, r)
-	start := l.flights < l.allowed()
+	start := l.departs()
 	if start {
 		l.flights++
 	}
@@ -108,8 +111,17 @@ func (l *lane) enqueue(r *errand) bool {
 	return true
 }
 
-// allowed returns how many batches may be under way. The lane is locked.
-func (l *lane) allowed() int { return int(min(1+l.away/farther, maxFlights)) }
+// departs tells whether another batch may be on its way: not on a connection that would first have to be opened, since the one
+// under way may be back sooner. The lane is locked.
+func (l *lane) departs() bool {
+	if l.flights == 0 {
+		return true
+	}
+	return l.flights < l.allowed() && l.client.PoolStats().IdleConns > 0
+}
+
+// allowed returns how many batches may be under way, the server being as far away as it is. The lane is locked.
+func (l *lane) allowed() int { return min(1+int(l.away/farther), l.most) }
 
 // arrived learns from a round trip how far away the server is. The lane forgets short ones slowly, a sixteenth at a time.
 func (l *lane) arrived(took int64) {

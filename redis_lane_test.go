@@ -24,7 +24,7 @@ func TestLaneKnowsHowFarAwayTheServerIs(t *testing.T) {
 		{"another continent", []int64{80_000, 81_000}, maxFlights},
 		{"a stall", []int64{100, 50_000, 50_000, 50_000, 50_000}, 1},
 	} {
-		var l lane
+		l := lane{most: maxFlights}
 		for _, took := range test.trips {
 			l.arrived(took)
 		}
@@ -32,7 +32,7 @@ func TestLaneKnowsHowFarAwayTheServerIs(t *testing.T) {
 			t.Errorf("%s: %d batches under way, want %d", test.name, got, test.want)
 		}
 	}
-	var moved lane
+	moved := lane{most: maxFlights}
 	for range 100 { // a failover to another zone
 		moved.arrived(100)
 	}
