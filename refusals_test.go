@@ -2,6 +2,7 @@ package ratelimit
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -154,10 +155,14 @@ func TestRefusalsAreTrue(t *testing.T) {
 			if d.Source != SourceCache {
 				continue
 			}
-			fresh := takeNow(s.memory, *s.now, charges, 1000)
-			want := fresh.decision(charges, SourceCache)
-			if want.Allowed || want.Zone != d.Zone || want.RetryAfter > d.RetryAfter || want.RetryAfter < d.RetryAfter-100*time.Microsecond {
-				t.Fatalf("refused with %+v, the store says %+v", d, want)
+			// Two zones may ask for nearly the same wait, and each of them be the one that is named. So the named one is asked alone, too.
+			named := slices.IndexFunc(charges, func(c Charge) bool { return c.Zone == d.Zone })
+			for _, asked := range [][]Charge{charges, charges[named : named+1]} {
+				fresh := takeNow(s.memory, *s.now, asked, 1000)
+				want := fresh.decision(asked, SourceCache)
+				if want.Allowed || want.RetryAfter > d.RetryAfter || want.RetryAfter < d.RetryAfter-100*time.Microsecond {
+					t.Fatalf("refused with %+v, the store says %+v of %+v", d, want, asked)
+				}
 			}
 		}
 	})
