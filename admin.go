@@ -77,20 +77,6 @@ func adminError(status int, format string, args ...any) error {
 	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
 }
 
-// blockInfo is a block as the admin endpoint shows it.
-type blockInfo struct {
-	// ID is the hashed identity.
-	ID string `json:"id"`
-	// Group is the penalty group, empty for the default one.
-	Group string `json:"group,omitempty"`
-	// Key is what the identity was before it was hashed, with log_key on.
-	Key string `json:"key,omitempty"`
-	// Until is the end of the block.
-	Until time.Time `json:"until"`
-	// Store is where the block is known: memory or redis.
-	Store string `json:"store"`
-}
-
 func listBlocks(ctx context.Context, a *App, _ *http.Request) (any, error) {
 	list := []blockInfo{}
 	add := func(store string, blocks []knownBlock) {
@@ -142,15 +128,6 @@ func listNodes(ctx context.Context, a *App, _ *http.Request) (any, error) {
 	return list, nil
 }
 
-// unblockRequest names who is to be unblocked: by id, or by a zone and the values of its key's placeholders in their order.
-type unblockRequest struct {
-	ID   string `json:"id"`
-	Zone string `json:"zone"`
-	Key  words  `json:"key"`
-	// Group limits it to one penalty group. Default: all.
-	Group *string `json:"group"`
-}
-
 // words is a list of texts; one alone need not be written as a list.
 type words []string
 
@@ -162,12 +139,6 @@ func (w *words) UnmarshalJSON(raw []byte) error {
 		return nil
 	}
 	return json.Unmarshal(raw, (*[]string)(w))
-}
-
-// unblockResult says how many records of strikes were forgotten.
-type unblockResult struct {
-	ID        string `json:"id"`
-	Forgotten int    `json:"forgotten"`
 }
 
 func unblock(ctx context.Context, a *App, r *http.Request) (any, error) {
