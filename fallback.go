@@ -227,6 +227,7 @@ func (l *Limiter) refuseCached(charges []Charge) (Decision, bool) {
 
 // standIn decides in place of a store that does not answer. Its refusals are never strikes; a block known before holds.
 func (l *Limiter) standIn(charges []Charge) Decision {
+	overrides.apply(l.now(), charges)
 	for i := range charges {
 		switch c := &charges[i]; {
 		case c.OnStoreError == PolicyDeny && !c.DryRun:

@@ -96,24 +96,6 @@ func (m *memoryStore) unblock(id ID, group string) bool {
 	return true
 }
 
-// blocks lists who is blocked now. It looks at every record, a shard at a time: not for the way of a request.
-func (m *memoryStore) blocks(now int64) []knownBlock {
-	groups := m.names.names()
-	var list []knownBlock
-	for i := range m.shards {
-		s := &m.shards[i]
-		s.mu.Lock()
-		for p := range s.records.order.len {
-			entry := s.records.slots.at(s.records.order.at(p).slot)
-			if entry.value.until > now {
-				list = append(list, knownBlock{id: entry.key.id, group: groups[entry.key.name], until: entry.value.until})
-			}
-		}
-		s.mu.Unlock()
-	}
-	return list
-}
-
 // names returns the names by their numbers.
 func (n *nameTable) names() map[uint32]string {
 	names := map[uint32]string{}
