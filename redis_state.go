@@ -42,17 +42,26 @@ func (s *redisStore) peek(ctx context.Context, charges []Charge) (states []peeke
 func (s *redisStore) peekPart(ctx context.Context, charges []Charge) ([]peeked, error) {
 	w := s.client.enter()
 	defer s.client.leave(1)
-	var keys []string
-	var fields []any
-	for i := range charges {
-		c := &charges[i]
-		keys = append(keys, s.key(c.ID))
-		fields = append(fields, len(keys), "z"+c.Zone, len(keys), "p"+groupOf(c))
-	}
+	keys, fields := peekArguments(s.prefix, charges)
 	reply, err := peekCommand.Run(ctx, w.any(), keys, fields...).Slice()
 	if err != nil {
 		return nil, fmt.Errorf("asking Redis for the state of a client: %w", err)
 	}
+	return peekReply(charges, reply)
+}
+
+// peekArguments returns the keys and the fields that peek.lua reads for charges.
+func peekArguments(prefix string, charges []Charge) (keys []string, fields []any) {
+	for i := range charges {
+		c := &charges[i]
+		keys = append(keys, identityKey(prefix, c.ID))
+		fields = append(fields, len(keys), "z"+c.Zone, len(keys), "p"+groupOf(c))
+	}
+	return keys, fields
+}
+
+// peekReply reads what peek.lua returns for charges.
+func peekReply(charges []Charge, reply []any) ([]peeked, error) {
 	now, ok := int64(0), len(reply) == 1+2*len(charges)
 	if ok {
 		now, ok = reply[0].(int64)
