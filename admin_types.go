@@ -253,6 +253,8 @@ type explainInfo struct {
 	Handlers []explainedHandler `json:"handlers"`
 	// Unsure names what stands before a handler and may change the request, such as auth.
 	Unsure []string `json:"unsure,omitempty"`
+	// AnsweredBy is the handler that answers a request which no limit refuses, empty if that is not known.
+	AnsweredBy string `json:"answered_by,omitempty"`
 }
 
 // explainedHandler is one rate_limit that the request meets.
