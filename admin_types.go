@@ -278,6 +278,7 @@ type explainedZone struct {
 	KeyValue   string `json:"key_value,omitempty"` // what it is for this request
 	Cost       int64  `json:"cost,omitempty"`
 	Sensitive  bool   `json:"sensitive,omitempty"`
+	DryRun     bool   `json:"dry_run,omitempty"`
 	Verdict    string `json:"verdict,omitempty"` // allowed, limited or blocked, of this zone alone
 	RetryAfter int64  `json:"retry_after,omitempty"`
 	clientInfo

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -32,7 +31,7 @@ Blocks a client for a while in every zone of the penalty group, on all nodes wit
 	},
 	run: func(s *session, args []string) error {
 		request := blockRequest{who: s.who(args), For: s.text("for"), Group: s.given("group")}
-		return askAdmin(s, http.MethodPost, "block", request, showBlocked)
+		return askAdmin(s, http.MethodPost, "block", request, printBlocked)
 	},
 }
 
@@ -47,7 +46,7 @@ func needsLength(flags *pflag.FlagSet) error {
 	return nil
 }
 
-func showBlocked(p *page, b *blockResult) {
+func printBlocked(p *page, b *blockResult) {
 	p.line("blocked %s until %s", b.ID, p.at(b.Until))
 	p.row("group", groupName(&b.Group))
 	p.row("in", strings.Join(b.Stores, ", "))
@@ -69,11 +68,11 @@ while: time to find out why it runs into its limit. Its bucket is as it was, see
 	needs: needsClient,
 	run: func(s *session, args []string) error {
 		request := unblockRequest{who: s.who(args), Group: s.given("group"), Amnesty: s.text("amnesty")}
-		return askAdmin(s, http.MethodPost, "unblock", request, showUnblocked)
+		return askAdmin(s, http.MethodPost, "unblock", request, printUnblocked)
 	},
 }
 
-func showUnblocked(p *page, u *unblockResult) {
+func printUnblocked(p *page, u *unblockResult) {
 	switch u.Forgotten {
 	case 0:
 		p.line("%s had no strikes and no block", u.ID)
@@ -93,11 +92,11 @@ var commandReset = command{
 	takes: whoFlags,
 	needs: needsClientIn,
 	run: func(s *session, args []string) error {
-		return askAdmin(s, http.MethodPost, "reset", resetRequest{s.who(args)}, showReset)
+		return askAdmin(s, http.MethodPost, "reset", resetRequest{s.who(args)}, printReset)
 	},
 }
 
-func showReset(p *page, r *resetResult) {
+func printReset(p *page, r *resetResult) {
 	if len(r.Reset) == 0 {
 		p.line("the bucket of %s in zone %s was full", r.ID, r.Zone)
 		return
@@ -121,14 +120,15 @@ have overrides of their own. Without a zone it lists those that hold.
 	run:   runOverride,
 }
 
-var overrideActions = []string{"local", "deny", "allow"}
-
 func needsOverride(flags *pflag.FlagSet, args []string) error {
-	ends := flagText(flags, "end") == "true"
+	ends, known := flagText(flags, "end") == "true", false
+	if len(args) == 2 {
+		_, known = overrideActions[args[1]]
+	}
 	switch {
 	case len(args) == 0 && !ends && !flags.Changed("for"), len(args) == 1 && ends:
 		return nil
-	case len(args) == 2 && !ends && slices.Contains(overrideActions, args[1]):
+	case known && !ends:
 		return needsLength(flags)
 	}
 	return fmt.Errorf("write nothing, or `<zone> local|deny|allow --for 15m`, or `<zone> --end`; got %s", listed(args))
@@ -137,10 +137,10 @@ func needsOverride(flags *pflag.FlagSet, args []string) error {
 func runOverride(s *session, args []string) error {
 	switch len(args) {
 	case 0:
-		return askAdmin(s, http.MethodGet, "override", nil, showOverrides)
+		return askAdmin(s, http.MethodGet, "override", nil, func(p *page, list *overridesInfo) { printOverrides(p, list.Overrides) })
 	case 1:
-		return askAdmin(s, http.MethodDelete, "override?"+url.Values{"zone": args}.Encode(), nil, func(p *page, _ *any) {
-			p.line("no override holds for zone %s", args[0])
+		return askAdmin(s, http.MethodDelete, "override?"+url.Values{"zone": args}.Encode(), nil, func(p *page, o *overrideInfo) {
+			p.line("the override of zone %s by %s has ended", o.Zone, o.Action)
 		})
 	}
 	request := overrideRequest{Zone: args[0], Action: args[1], For: s.text("for")}
@@ -150,13 +150,13 @@ func runOverride(s *session, args []string) error {
 	})
 }
 
-func showOverrides(p *page, list *[]overrideInfo) {
-	if len(*list) == 0 {
+func printOverrides(p *page, list []overrideInfo) {
+	if len(list) == 0 {
 		p.line("no overrides")
 		return
 	}
 	p.row("OVERRIDDEN ZONE", "ACTION", "UNTIL")
-	for _, o := range *list {
+	for _, o := range list {
 		p.row(o.Zone, o.Action, p.at(o.Until))
 	}
 }

@@ -48,10 +48,10 @@ func runExplain(s *session, args []string) error {
 		headers[name] = append(headers[name], strings.TrimSpace(value))
 	}
 	request := explainRequest{Method: args[0], URL: args[1], Headers: headers, ClientIP: s.text("client-ip")}
-	return askAdmin(s, http.MethodPost, "explain", request, showExplained)
+	return askAdmin(s, http.MethodPost, "explain", request, printExplained)
 }
 
-func showExplained(p *page, e *explainInfo) {
+func printExplained(p *page, e *explainInfo) {
 	p.line("server %s", e.Server)
 	for _, name := range e.Unsure {
 		p.line("unsure: %s stands before a limit and may answer or change the request", name)
@@ -60,14 +60,14 @@ func showExplained(p *page, e *explainInfo) {
 		p.line("no limit: the request meets no rate_limit")
 	}
 	for i := range e.Handlers {
-		showHandler(p, i+1, &e.Handlers[i])
+		printHandler(p, i+1, &e.Handlers[i])
 	}
 	if e.AnsweredBy != "" {
 		p.line("then: %s", e.AnsweredBy)
 	}
 }
 
-func showHandler(p *page, number int, h *explainedHandler) {
+func printHandler(p *page, number int, h *explainedHandler) {
 	p.line("rate_limit %d: %s", number, h.Verdict)
 	if h.Error != "" {
 		p.line("error: %s", h.Error)

@@ -17,18 +17,18 @@ var commandStatus = command{
 	use:   "status",
 	short: "Stores, nodes, slots and overrides of this node",
 	run: func(s *session, _ []string) error {
-		return askAdmin(s, http.MethodGet, "status", nil, showStatus)
+		return askAdmin(s, http.MethodGet, "status", nil, printStatus)
 	},
 }
 
-func showStatus(p *page, status *statusInfo) {
+func printStatus(p *page, status *statusInfo) {
 	p.row("version", status.Version)
 	if status.Node != "" {
 		p.row("node", status.Node)
 	}
 	m := status.Memory
 	p.row("memory", fmt.Sprintf("%d buckets and %d records of strikes, at most %d; %d evicted", m.Buckets, m.Strikes, m.MaxKeys, m.Evicted))
-	showStores(p, status.Stores)
+	printStores(p, status.Stores)
 	if len(status.Pools) > 0 {
 		p.title("POOL", "IN FLIGHT")
 		for _, pool := range status.Pools {
@@ -38,13 +38,13 @@ func showStatus(p *page, status *statusInfo) {
 	if len(status.Overrides) > 0 {
 		p.end()
 		p.line("")
-		showOverrides(p, &status.Overrides)
+		printOverrides(p, status.Overrides)
 	}
 }
 
 func slots(pool *poolInfo) string { return fmt.Sprintf("%d of %d", pool.InFlight, pool.MaxInFlight) }
 
-func showStores(p *page, stores []storeInfo) {
+func printStores(p *page, stores []storeInfo) {
 	if len(stores) == 0 {
 		p.row("store", "memory: limits are per node")
 		return
@@ -73,13 +73,13 @@ var commandZones = command{
 	use:   "zones",
 	short: "All zones with the numbers that hold, and how often each matched and refused",
 	run: func(s *session, _ []string) error {
-		return askAdmin(s, http.MethodGet, "zones", nil, showZones)
+		return askAdmin(s, http.MethodGet, "zones", nil, printZones)
 	},
 }
 
-func showZones(p *page, zones *[]zoneInfo) {
+func printZones(p *page, list *zonesInfo) {
 	p.row("ZONE", "KEY", "RATE", "BURST", "STORE", "IF DOWN", "PENALTY", "REQUESTS", "REFUSED", "WOULD DENY", "NOTES")
-	for _, z := range *zones {
+	for _, z := range list.Zones {
 		p.row(z.Zone, z.Key, z.Rate, strconv.FormatInt(z.Burst, 10), z.Store, ifDown(&z), groupName(z.Penalty),
 			strconv.FormatUint(z.Requests, 10), strconv.FormatUint(z.Refused, 10), strconv.FormatUint(z.WouldDeny, 10), zoneNotes(&z))
 	}
@@ -116,7 +116,7 @@ var commandInspect = command{
 	takes: whoFlags,
 	needs: needsClientIn,
 	run: func(s *session, args []string) error {
-		return askAdmin(s, http.MethodPost, "inspect", inspectRequest{s.who(args)}, showClient)
+		return askAdmin(s, http.MethodPost, "inspect", inspectRequest{s.who(args)}, printClient)
 	},
 }
 
@@ -129,7 +129,7 @@ func (s *session) who(args []string) who {
 	return w
 }
 
-func showClient(p *page, c *clientInfo) {
+func printClient(p *page, c *clientInfo) {
 	p.row("zone", c.Zone)
 	p.row("id", c.ID)
 	p.row("limit", fmt.Sprintf("%s, burst %d", c.Rate, c.Limit))
@@ -150,10 +150,10 @@ func showClient(p *page, c *clientInfo) {
 	if c.ForgottenAt != nil {
 		p.row("forgotten", p.at(*c.ForgottenAt))
 	}
-	showBlock(p, c)
+	printBlock(p, c)
 }
 
-func showBlock(p *page, c *clientInfo) {
+func printBlock(p *page, c *clientInfo) {
 	switch {
 	case c.BlockedUntil == nil:
 		p.row("blocked", "no")
@@ -170,23 +170,32 @@ func showBlock(p *page, c *clientInfo) {
 var commandBlocks = command{
 	use:   "blocks",
 	short: "Who is blocked, until when",
-	takes: limitFlag,
+	takes: func(flags *pflag.FlagSet) {
+		limitFlag(flags)
+		flags.String("after", "", "Where to go on: what the list before named")
+	},
 	run: func(s *session, _ []string) error {
-		return askAdmin(s, http.MethodGet, "blocks"+s.limit(), nil, showBlocks)
+		return askAdmin(s, http.MethodGet, "blocks"+s.query("limit", "after"), nil, printBlocks)
 	},
 }
 
 func limitFlag(flags *pflag.FlagSet) { flags.Int("limit", 0, "How many to show at most") }
 
-// limit is the query that asks for no more than --limit, empty if that was not given.
-func (s *session) limit() string {
-	if !s.flags.Changed("limit") {
+// query holds those of the flags that were given.
+func (s *session) query(names ...string) string {
+	values := url.Values{}
+	for _, name := range names {
+		if s.flags.Changed(name) {
+			values.Set(name, s.text(name))
+		}
+	}
+	if len(values) == 0 {
 		return ""
 	}
-	return "?" + url.Values{"limit": {s.text("limit")}}.Encode()
+	return "?" + values.Encode()
 }
 
-func showBlocks(p *page, list *blocksInfo) {
+func printBlocks(p *page, list *blocksInfo) {
 	for _, message := range list.Errors {
 		p.line("not complete: %s", message)
 	}
@@ -199,7 +208,7 @@ func showBlocks(p *page, list *blocksInfo) {
 		p.row(b.ID, p.at(b.Until), groupName(&b.Group), b.Store, mark(b.ByHand, "yes"), cmp.Or(b.Key, "-"))
 	}
 	if list.More {
-		p.line("there are more: --limit shows them")
+		p.line("there are more: --after %s, or a larger --limit, shows them", list.Next)
 	}
 }
 
@@ -208,11 +217,11 @@ var commandTop = command{
 	short: "Who takes most",
 	takes: limitFlag,
 	run: func(s *session, _ []string) error {
-		return askAdmin(s, http.MethodGet, "top"+s.limit(), nil, showTop)
+		return askAdmin(s, http.MethodGet, "top"+s.query("limit"), nil, printTop)
 	},
 }
 
-func showTop(p *page, top *topInfo) {
+func printTop(p *page, top *topInfo) {
 	if !top.Enabled {
 		p.line("not counted: write `top` into the global option rate_limit, and reload")
 		return
