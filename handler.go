@@ -133,21 +133,27 @@ func (h *Handler) charges(p *progress, r *http.Request) ([]Charge, error) {
 		if slices.Contains(p.zones, z.charge.Zone) {
 			continue
 		}
-		c, claimed, err := z.claim(r, repl, h.app.hasher)
+		c, claimed, err := h.claim(z, r, repl, rules)
 		if err != nil {
 			return nil, err
 		}
 		if !claimed {
 			continue
 		}
-		if z.punishes() {
-			c.Penalty = rules
-		}
-		c.DryRun = c.DryRun || h.DryRun
 		charges = append(charges, c)
 		p.zones = append(p.zones, c.Zone)
 	}
 	return charges, nil
+}
+
+// claim returns what a zone charges a request for in this handler, and false if that is nothing.
+func (h *Handler) claim(z *Zone, r *http.Request, repl *caddy.Replacer, rules *penaltyRules) (Charge, bool, error) {
+	c, claimed, err := z.claim(r, repl, h.app.hasher)
+	if z.punishes() {
+		c.Penalty = rules
+	}
+	c.DryRun = c.DryRun || h.DryRun
+	return c, claimed, err
 }
 
 // rules returns the penalty that holds for a request, nil if none does.

@@ -29,6 +29,8 @@
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	watch.go        what operators are told of each decision
 //	admin.go        what operators see and change; admin_types.go is what it takes and returns
+//	command.go      the commands that ask it, command_*.go what each of them takes and prints
+//	explain.go      what would become of a request; explain_routes.go goes its way, explain_limits.go asks the limits there
 //	clock.go, count.go, spelling.go  the process's clock, numbers in JSON that are at least 1, and words that were almost right
 package ratelimit
 
