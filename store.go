@@ -57,6 +57,8 @@ type Charge struct {
 	Quiet bool
 	// place is the charge's among all charges of the request, which are sorted by store while they are decided.
 	place uint8
+	// counts are those of the zone.
+	counts *zoneCounts
 }
 
 // chargeSet is a set of charges of one request, by their places.
