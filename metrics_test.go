@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -277,10 +278,37 @@ func metricsAreExact(t *testing.T, n *node.Node, config string, clients int) {
 			t.Errorf("%s grew by %v, want %v", series, grown[series], want)
 		}
 	}
+	adminCountsTheSame(t, n, after)
 	// Nothing is shown of any client, and of zones that are gone: there are as many series as before, and those of the new zone.
 	for _, series := range slices.Sorted(maps.Keys(after)) {
 		if _, known := before[series]; !known && !strings.Contains(series, `zone="less"`) {
 			t.Errorf("after %d clients there is a new series: %s", clients, series)
+		}
+	}
+}
+
+// adminCountsTheSame holds that the list of zones tells what the metrics do.
+func adminCountsTheSame(t *testing.T, n *node.Node, metrics exposed) {
+	t.Helper()
+	var list zonesInfo
+	if err := json.Unmarshal([]byte(n.Admin(http.MethodGet, "/rate_limit/zones", "").Body), &list); err != nil || len(list.Zones) != 4 {
+		t.Fatalf("%v: %+v", err, list)
+	}
+	for _, z := range list.Zones {
+		refused, wouldDeny := 0.0, 0.0
+		for series, value := range metrics {
+			ofZone := strings.Contains(series, fmt.Sprintf("zone=%q", z.Zone))
+			if ofZone && strings.HasPrefix(series, "decisions_total{") && !strings.Contains(series, `result="allowed"`) {
+				refused += value
+			}
+			if ofZone && strings.HasPrefix(series, "would_deny_total{") {
+				wouldDeny += value
+			}
+		}
+		requests := metrics[fmt.Sprintf("zone_requests_total{zone=%q}", z.Zone)]
+		if float64(z.Requests) != requests || float64(z.Refused) != refused || float64(z.WouldDeny) != wouldDeny {
+			t.Errorf("zone %s: %d requests, %d refused, %d would be; the metrics say %v, %v, %v",
+				z.Zone, z.Requests, z.Refused, z.WouldDeny, requests, refused, wouldDeny)
 		}
 	}
 }

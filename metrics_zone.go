@@ -130,14 +130,10 @@ func (n *zoneCounts) wouldRefuse() (sum uint64) {
 	return sum
 }
 
-// zoneCounts says how many requests a zone of this configuration counted, how many of them it refused, and how many it would have
-// refused without a dry run, since the zone is in use.
+// zoneCounts returns how many requests a zone has counted, how many of them it refused, and how many it would have refused without
+// a dry run. The configuration MUST have a zone of that name.
 func (a *App) zoneCounts(name string) (requests, refused, wouldDeny uint64) {
-	z := a.zones[name]
-	if z == nil {
-		return 0, 0, 0
-	}
-	n := z.charge.counts
+	n := a.zones[name].charge.counts
 	return n.requests.Load(), n.refused(), n.wouldRefuse()
 }
 
