@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -92,8 +93,9 @@ func (e exposed) decided(results ...string) (sum float64) {
 }
 
 // surge gets paths, each for a client at an address, and counts the answers by status. Each of its connections sends many requests
-// before it reads the first answer. It returns when every request has its answer.
-func surge(t *testing.T, n *node.Node, requests []visitTo) map[int]int {
+// before it reads the first answer. They are connections to the configuration of a name: just after a reload, the one before may
+// still be listening. It returns when every request has its answer.
+func surge(t *testing.T, n *node.Node, config string, requests []visitTo) map[int]int {
 	t.Helper()
 	const connections = 8
 	var wg sync.WaitGroup
@@ -103,7 +105,7 @@ func surge(t *testing.T, n *node.Node, requests []visitTo) map[int]int {
 		statuses[c] = map[int]int{}
 		wg.Go(func() {
 			from, to := len(requests)*c/connections, len(requests)*(c+1)/connections
-			errs[c] = pipeline(n.Addr(), requests[from:to], statuses[c])
+			errs[c] = pipeline(n.Addr(), config, requests[from:to], statuses[c])
 		})
 	}
 	wg.Wait()
@@ -122,13 +124,12 @@ func surge(t *testing.T, n *node.Node, requests []visitTo) map[int]int {
 // visitTo is a request of a client.
 type visitTo struct{ path, client string }
 
-func pipeline(address string, requests []visitTo, statuses map[int]int) error {
-	conn, err := net.Dial("tcp", address)
+func pipeline(address, config string, requests []visitTo, statuses map[int]int) error {
+	conn, answers, err := connectTo(address, config)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	answers := bufio.NewReader(conn)
 	for some := range slices.Chunk(requests, 50) {
 		var text strings.Builder
 		for _, r := range some {
@@ -149,6 +150,27 @@ func pipeline(address string, requests []visitTo, statuses map[int]int) error {
 		}
 	}
 	return nil
+}
+
+// connectTo opens a connection to the configuration of a name. What it asks meets no limit.
+func connectTo(address, config string) (conn net.Conn, answers *bufio.Reader, err error) {
+	for range 1000 {
+		if conn, err = net.Dial("tcp", address); err != nil {
+			return nil, nil, err
+		}
+		answers = bufio.NewReader(conn)
+		if _, err = fmt.Fprintf(conn, "GET /free HTTP/1.1\r\nHost: %s\r\n\r\n", address); err == nil {
+			var answer *http.Response
+			if answer, err = http.ReadResponse(answers, nil); err == nil {
+				_, err = io.Copy(io.Discard, answer.Body)
+			}
+			if err == nil && answer.Header.Get("Config") == config {
+				return conn, answers, nil
+			}
+		}
+		conn.Close()
+	}
+	return nil, nil, fmt.Errorf("configuration %s is not served: %v", config, err)
 }
 
 // clientsFrom returns what so many clients do, from the first on: each asks once, the tenth part of them twice and the hundredth
@@ -215,7 +237,7 @@ http://:{$PORT} {
 			dry_run
 		}
 	}
-	# REST
+	header Config 0
 	respond ok
 }
 `
@@ -231,15 +253,15 @@ func metricsAreExact(t *testing.T, n *node.Node, config string, clients int) {
 	answers := map[int]int{}
 	const parts = 4
 	for part := range parts {
-		for status, count := range surge(t, n, clientsFrom(clients/parts*part, clients/parts)) {
+		for status, count := range surge(t, n, strconv.Itoa(part), clientsFrom(clients/parts*part, clients/parts)) {
 			answers[status] += count
 		}
 		if part == parts-1 {
 			break
 		}
-		// Each reload brings something else: a zone more, what was, and another limit.
-		zone := []string{"rate_limit {\n zone more {\n rate 1000/s\n match /more\n}\n}", "", "rate_limit {\n zone less {\n rate 1/s\n match path /less\n}\n}"}[part]
-		if err := n.Load(strings.Replace(config, "# REST", zone, 1)); err != nil {
+		// Each reload brings something else: a zone more, what was, and another zone.
+		zone := []string{"rate_limit {\n zone more {\n rate 1000/s\n match /more\n}\n}", "", "rate_limit {\n zone less {\n rate 1/s\n match /less\n}\n}"}[part]
+		if err := n.Load(strings.Replace(config, "header Config 0", zone+"\nheader Config "+strconv.Itoa(part+1), 1)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -64,14 +64,25 @@ func (*zoneCounts) Destruct() error { return nil }
 // outlive their configuration are still counted, where nobody looks any more.
 var zonePool = caddy.NewUsagePool()
 
-// countsOf returns the counts of a zone, for the life of a configuration.
-func countsOf(ctx caddy.Context, zone string) (*zoneCounts, error) {
+// countsOf returns the counts of a zone, which the app holds until releaseCounts.
+func (a *App) countsOf(zone string) (*zoneCounts, error) {
+	if counts, held := a.counts[zone]; held {
+		return counts, nil
+	}
 	v, _, err := zonePool.LoadOrNew(zone, func() (caddy.Destructor, error) { return new(zoneCounts), nil })
 	if err != nil {
 		return nil, err
 	}
-	ctx.OnCancel(func() { _, _ = zonePool.Delete(zone) }) // Destruct returns no error
-	return v.(*zoneCounts), nil
+	a.counts[zone] = v.(*zoneCounts)
+	return a.counts[zone], nil
+}
+
+// releaseCounts gives back what countsOf returned. Those counts can still be added to.
+func (a *App) releaseCounts() {
+	for zone := range a.counts {
+		_, _ = zonePool.Delete(zone) // Destruct returns no error
+	}
+	a.counts = nil
 }
 
 // countDecided counts a decision about charges: once for the zone that decided, and for each zone what concerns it alone.
