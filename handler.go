@@ -115,6 +115,9 @@ func (h *Handler) admit(p *progress) (admission, bool) {
 		return admission{}, true
 	}
 	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
+		if h.DryRun {
+			h.watch.wouldShed()
+		}
 		return admission{}, h.DryRun
 	}
 	p.pools = append(p.pools, h.pool)
@@ -143,7 +146,7 @@ func (h *Handler) charges(p *progress, r *http.Request) ([]Charge, error) {
 		if z.punishes() {
 			c.Penalty = rules
 		}
-		c.DryRun = c.DryRun || h.DryRun
+		c.DryRun, c.place = c.DryRun || h.DryRun, uint8(len(charges))
 		charges = append(charges, c)
 		p.zones = append(p.zones, c.Zone)
 	}

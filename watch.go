@@ -17,6 +17,9 @@ func (w *watcher) exempt() {}
 // shed is told of a request for which there was no slot.
 func (w *watcher) shed(_ *http.Request) {}
 
+// wouldShed is told of a request for which there was no slot, and which goes on because of a dry run.
+func (w *watcher) wouldShed() {}
+
 // unclaimed is told of a request that could not be charged.
 func (w *watcher) unclaimed(_ error) {}
 
