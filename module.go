@@ -150,6 +150,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
+	h.app.handlers = append(h.app.handlers, h)
 	h.warn(ctx)
 	return nil
 }

@@ -50,6 +50,7 @@ var redisClients = caddy.NewUsagePool()
 type redisClient struct {
 	settings redisSettings
 	census   *census
+	counts   *storeCounts
 
 	mu         sync.Mutex
 	wire       *wire // nil while closed
@@ -66,6 +67,8 @@ type wire struct {
 	announces bool
 	// route returns the server that keeps a key. It needs no network.
 	route func(key string) *endpoint
+	// servers returns all of them that are known. It needs no network.
+	servers func() []*endpoint
 	// any returns a client for commands that are not decisions.
 	any func() redis.UniversalClient
 	// shut closes all connections. It takes long if Redis hangs.
@@ -75,7 +78,11 @@ type wire struct {
 // acquireRedis returns the client for the settings. releaseRedis MUST be called once for each.
 func acquireRedis(s redisSettings) (*redisClient, error) {
 	v, _, err := redisClients.LoadOrNew(s, func() (caddy.Destructor, error) {
-		return &redisClient{settings: s, census: newCensus(), held: true}, nil
+		counts, err := acquireStoreCounts(s.String())
+		if err != nil {
+			return nil, err
+		}
+		return &redisClient{settings: s, census: newCensus(), counts: counts, held: true}, nil
 	})
 	if err != nil {
 		return nil, err
@@ -92,6 +99,7 @@ func (c *redisClient) Destruct() error {
 	c.mu.Lock()
 	c.held = false
 	c.mu.Unlock()
+	releaseStoreCounts(c.settings.String())
 	c.leave(0)
 	return nil
 }
@@ -156,9 +164,10 @@ func (c *redisClient) openServer(ctx context.Context) *wire {
 	e.connect()
 	go e.probe(e.answers, 0)
 	return &wire{
-		route: func(string) *endpoint { return e },
-		any:   func() redis.UniversalClient { return e.conn.Load().client },
-		shut:  e.shut,
+		route:   func(string) *endpoint { return e },
+		servers: func() []*endpoint { return []*endpoint{e} },
+		any:     func() redis.UniversalClient { return e.conn.Load().client },
+		shut:    e.shut,
 	}
 }
 

@@ -57,6 +57,8 @@ type Charge struct {
 	Quiet bool
 	// place is the charge's among all charges of the request, which are sorted by store while they are decided.
 	place uint8
+	// counts are those of the zone.
+	counts *zoneCounts
 }
 
 // chargeSet is a set of charges of one request, by their places.
@@ -118,6 +120,11 @@ const (
 	// SourceLease is this process, from tokens that it took ahead.
 	SourceLease
 )
+
+// String returns the source as operators see it.
+func (s Source) String() string {
+	return [...]string{"none", "memory", "redis", "share", "cache", "lease"}[s]
+}
 
 // Decision is the answer to all charges of a request, described by the zone that binds: the one with the
 // least remaining part of its burst if allowed, the one that makes the client wait longest if not.

@@ -21,6 +21,9 @@ type missingKeys struct {
 
 // note takes notice of a request with or without the key.
 func (m *missingKeys) note(z *Zone, known bool) {
+	if !known {
+		z.charge.counts.missing.Add(1)
+	}
 	if m.found.Load() {
 		return
 	}
