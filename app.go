@@ -68,6 +68,8 @@ type App struct {
 	before *App // that was running when this one was started; it still is if this one is rejected
 	ended  bool
 	limits string // a hash of all of them
+	// unzoned counts requests that no zone decided.
+	unzoned *zoneCounts
 
 	// What the handlers of this configuration have in common, by name; the first that names something defines it.
 	zones     map[string]*Zone
@@ -84,8 +86,12 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 }
 
 // Provision implements caddy.Provisioner. It needs no network.
-func (a *App) Provision(ctx caddy.Context) error {
+func (a *App) Provision(ctx caddy.Context) (err error) {
 	a.logger = ctx.Logger()
+	registerMetrics(ctx, a.logger)
+	if a.unzoned, err = countsOf(ctx, ""); err != nil {
+		return err
+	}
 	a.warned, a.places = map[string]bool{}, map[string]string{}
 	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
 	if err := a.setDefaults(); err != nil {

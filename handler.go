@@ -115,6 +115,9 @@ func (h *Handler) admit(p *progress) (admission, bool) {
 		return admission{}, true
 	}
 	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
+		if h.DryRun {
+			h.watch.wouldShed()
+		}
 		return admission{}, h.DryRun
 	}
 	p.pools = append(p.pools, h.pool)
@@ -140,6 +143,7 @@ func (h *Handler) charges(p *progress, r *http.Request) ([]Charge, error) {
 		if !claimed {
 			continue
 		}
+		c.place = uint8(len(charges))
 		charges = append(charges, c)
 		p.zones = append(p.zones, c.Zone)
 	}

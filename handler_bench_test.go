@@ -26,6 +26,7 @@ func newArrival(t testing.TB, zones map[string]*Zone) *arrival {
 	t.Cleanup(cancel)
 	h := &Handler{app: provisionedApp(t), logger: zap.NewNop(), answers: *answering()}
 	h.limiter, _ = newTestLimiter(nil, 1)
+	h.watch = watcher{h}
 	for _, name := range sortedNames(zones) {
 		if err := zones[name].provision(ctx, name); err != nil {
 			t.Fatal(err)

@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"errors"
 	"net/http"
 
 	"go.uber.org/zap"
@@ -12,16 +13,33 @@ import (
 type watcher struct{ h *Handler }
 
 // exempt is told of a request to which nothing of the handler applies.
-func (w *watcher) exempt() {}
+func (w *watcher) exempt() { w.count(resultExempt) }
+
+// count counts what became of a request that no zone decided.
+func (w *watcher) count(r result) { w.h.app.unzoned.decisions[r][SourceNone].Add(1) }
 
 // shed is told of a request for which there was no slot.
-func (w *watcher) shed(_ *http.Request) {}
+func (w *watcher) shed(_ *http.Request) { w.count(resultShed) }
+
+// wouldShed is told of a request for which there was no slot, and which goes on because of a dry run.
+func (w *watcher) wouldShed() { w.h.app.unzoned.wouldDeny[resultShed].Add(1) }
 
 // unclaimed is told of a request that could not be charged.
-func (w *watcher) unclaimed(_ error) {}
+func (w *watcher) unclaimed(err error) {
+	switch {
+	case errors.Is(err, errEarlyData), errors.Is(err, errIdentityRequired):
+		w.count(resultRejected)
+	case errors.Is(err, errNoAddress):
+		w.count(resultUnavailable)
+	}
+}
 
 // decided is told of a decision about charges.
 func (w *watcher) decided(r *http.Request, _ *progress, charges []Charge, d *Decision) {
+	countDecided(charges, d)
+	if d.Strikes > 0 {
+		w.h.penalty.countDry(decidingCharge(charges, d).counts, d.Strikes)
+	}
 	if d.BlockStarted {
 		w.blocked(r, charges, d)
 	}

@@ -21,7 +21,13 @@ type missingKeys struct {
 
 // note takes notice of a request with or without the key. Nobody does of a zone that is only asked what it would do.
 func (m *missingKeys) note(z *Zone, known bool) {
-	if m == nil || m.found.Load() {
+	if m == nil {
+		return
+	}
+	if !known {
+		z.charge.counts.missing.Add(1)
+	}
+	if m.found.Load() {
 		return
 	}
 	if known {
