@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"mime"
 	"net/http"
 	"slices"
 	"strings"
@@ -23,11 +25,7 @@ func init() {
 // configurations, so they look here on every request.
 var running atomic.Pointer[App]
 
-// adminAPI lets operators see and lift blocks, and see the nodes:
-//
-//	GET  /rate_limit/blocks    who is blocked, until when
-//	GET  /rate_limit/nodes     which processes share the limits, and how many this one reckons with
-//	POST /rate_limit/unblock   {"id": "…"} as listed, or {"zone": "login", "key": "203.0.113.7"}: forgets the strikes
+// adminAPI is what operators see and change. docs/admin.md describes every route; admin_types.go is what they take and return.
 type adminAPI struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -35,13 +33,29 @@ func (*adminAPI) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "admin.api.rate_limit", New: func() caddy.Module { return new(adminAPI) }}
 }
 
-// Routes implements caddy.AdminRouter.
-func (*adminAPI) Routes() []caddy.AdminRoute {
-	return []caddy.AdminRoute{
-		{Pattern: "/rate_limit/blocks", Handler: adminRoute(http.MethodGet, listBlocks)},
-		{Pattern: "/rate_limit/nodes", Handler: adminRoute(http.MethodGet, listNodes)},
-		{Pattern: "/rate_limit/unblock", Handler: adminRoute(http.MethodPost, unblock)},
+// adminAnswer answers a request to the admin endpoint with what becomes JSON.
+type adminAnswer func(context.Context, *App, *http.Request) (any, error)
+
+// adminRoutes holds the answers by path and method. What names a client by its key is a POST: paths are logged.
+func adminRoutes() map[string]map[string]adminAnswer {
+	return map[string]map[string]adminAnswer{
+		"status":   {http.MethodGet: showStatus},
+		"zones":    {http.MethodGet: listZones},
+		"nodes":    {http.MethodGet: listNodes},
+		"blocks":   {http.MethodGet: listBlocks},
+		"unblock":  {http.MethodPost: unblock},
+		"inspect":  {http.MethodPost: inspect},
+		"reset":    {http.MethodPost: resetBucket},
+		"override": {http.MethodGet: listOverrides, http.MethodPost: setOverride, http.MethodDelete: endOverride},
 	}
+}
+
+// Routes implements caddy.AdminRouter. They are routes like Caddy's own: its checks of hosts, origins and permissions come first.
+func (*adminAPI) Routes() (routes []caddy.AdminRoute) {
+	for path, methods := range adminRoutes() {
+		routes = append(routes, caddy.AdminRoute{Pattern: "/rate_limit/" + path, Handler: adminHandler(methods)})
+	}
+	return routes
 }
 
 // Bounds of a request to the admin endpoint.
@@ -50,12 +64,17 @@ const (
 	adminTimeout = 5 * time.Second
 )
 
-// adminRoute answers one method with what the function returns, as JSON.
-func adminRoute(method string, answer func(context.Context, *App, *http.Request) (any, error)) caddy.AdminHandlerFunc {
+// adminHandler answers the methods of one path: it holds what is the same for all of them.
+func adminHandler(methods map[string]adminAnswer) caddy.AdminHandlerFunc {
+	allowed := strings.Join(sortedNames(methods), ", ")
 	return func(w http.ResponseWriter, r *http.Request) error {
-		if r.Method != method {
-			w.Header().Set("Allow", method)
-			return adminError(http.StatusMethodNotAllowed, "use %s", method)
+		answer, ok := methods[r.Method]
+		if !ok {
+			w.Header().Set("Allow", allowed)
+			return adminError(http.StatusMethodNotAllowed, "use %s", allowed)
+		}
+		if err := checkContentType(r); err != nil {
+			return err
 		}
 		app := running.Load()
 		if app == nil {
@@ -73,59 +92,52 @@ func adminRoute(method string, answer func(context.Context, *App, *http.Request)
 	}
 }
 
+// checkContentType refuses what the page of another site could make a browser send without asking: a POST with a body of text.
+// For JSON, and for the other methods that change something, browsers ask first, and Caddy says no.
+func checkContentType(r *http.Request) error {
+	if r.Method != http.MethodPost {
+		return nil
+	}
+	given := r.Header.Get("Content-Type")
+	if media, _, err := mime.ParseMediaType(given); err != nil || media != "application/json" {
+		return adminError(http.StatusUnsupportedMediaType, "the Content-Type must be application/json, got %q", given)
+	}
+	return nil
+}
+
+// readRequest reads the body of a request: one JSON value, in which nothing is unknown. like shows what would be right.
+func readRequest[T any](r *http.Request, like string) (request T, err error) {
+	decoder := json.NewDecoder(r.Body)
+	decoder.DisallowUnknownFields()
+	err = decoder.Decode(&request)
+	switch {
+	case errors.Is(err, io.EOF):
+		err = errors.New("there is no body")
+	case err == nil:
+		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
+			err = errors.New("there is more than one JSON value")
+		}
+	}
+	if err != nil {
+		return request, adminError(http.StatusBadRequest, "reading the request: %w; write %s", err, like)
+	}
+	return request, nil
+}
+
+// query returns the parameters of a request, of which there may be no others than these, each once.
+func query(r *http.Request, names ...string) (map[string]string, error) {
+	values, found := r.URL.Query(), map[string]string{}
+	for _, name := range sortedNames(values) {
+		if !slices.Contains(names, name) || len(values[name]) > 1 {
+			return nil, adminError(http.StatusBadRequest, "the parameter %q is unknown or repeated (known: %s)", name, strings.Join(names, ", "))
+		}
+		found[name] = values[name][0]
+	}
+	return found, nil
+}
+
 func adminError(status int, format string, args ...any) error {
 	return caddy.APIError{HTTPStatus: status, Err: fmt.Errorf(format, args...)}
-}
-
-func listBlocks(ctx context.Context, a *App, _ *http.Request) (any, error) {
-	list := []blockInfo{}
-	add := func(store string, blocks []knownBlock) {
-		for _, b := range blocks {
-			list = append(list, blockInfo{
-				ID: b.id.String(), Group: b.group, Key: b.plain, Until: wall(b.until), Store: store,
-			})
-		}
-	}
-	add("memory", a.stores.local.blocks(processMicros()))
-	for _, s := range a.remotes {
-		blocks, err := s.blocks(ctx)
-		if err != nil {
-			return nil, adminError(http.StatusServiceUnavailable, "%w", err)
-		}
-		add("redis", blocks)
-	}
-	slices.SortFunc(list, func(x, y blockInfo) int { return x.Until.Compare(y.Until) })
-	return list, nil
-}
-
-// nodesInfo is what one Redis tells about the nodes, for a configuration with `nodes auto`.
-type nodesInfo struct {
-	// Redis and Prefix say where the nodes announce themselves.
-	Redis  string `json:"redis"`
-	Prefix string `json:"prefix"`
-	// Count is how many nodes this one believes there are; 0 until Redis has told. Handlers with a larger `nodes` use that.
-	Count int64 `json:"count"`
-	// Reachable says whether Redis has just answered; Nodes is empty if not.
-	Reachable bool       `json:"reachable"`
-	Nodes     []nodeInfo `json:"nodes"`
-}
-
-func listNodes(ctx context.Context, a *App, _ *http.Request) (any, error) {
-	list := []nodesInfo{}
-	for _, s := range a.remotes {
-		if !s.counted {
-			continue
-		}
-		info := nodesInfo{Redis: s.client.settings.String(), Prefix: s.prefix, Nodes: []nodeInfo{}}
-		// That Redis does not answer is what somebody may want to know who asks.
-		if nodes, err := s.nodes(ctx); err == nil {
-			info.Nodes, info.Reachable = nodes, true
-		}
-		info.Count = s.client.census.believed.Load()
-		slices.SortFunc(info.Nodes, func(x, y nodeInfo) int { return strings.Compare(x.ID, y.ID) })
-		list = append(list, info)
-	}
-	return list, nil
 }
 
 // words is a list of texts; one alone need not be written as a list.
@@ -141,16 +153,74 @@ func (w *words) UnmarshalJSON(raw []byte) error {
 	return json.Unmarshal(raw, (*[]string)(w))
 }
 
-func unblock(ctx context.Context, a *App, r *http.Request) (any, error) {
-	var request unblockRequest
-	decoder := json.NewDecoder(r.Body)
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&request); err != nil {
-		return nil, adminError(http.StatusBadRequest, `reading the request: %w; write {"id": "…"} or {"zone": "…", "key": "…"}`, err)
+// zone returns the zone of a name, as the first definition of it has it.
+func (a *App) zone(name string) (*Zone, error) {
+	z, ok := a.zones[name]
+	if !ok {
+		return nil, adminError(http.StatusNotFound, "there is no zone %q (zones: %s)", name, strings.Join(sortedNames(a.zones), ", "))
 	}
-	id, err := a.identify(request)
+	return z, nil
+}
+
+// zoneInUse returns the zone of a name and the first handler that has it.
+func (a *App) zoneInUse(name string) (*Handler, *Zone, error) {
+	if _, err := a.zone(name); err != nil {
+		return nil, nil, err
+	}
+	for _, h := range a.handlers {
+		if z := h.zone(name); z != nil {
+			return h, z, nil
+		}
+	}
+	return nil, nil, adminError(http.StatusConflict, "no handler uses the zone %q: name it in a rate_limit block", name)
+}
+
+// identify finds the identity that an operator names: by id, or by a zone and the values of its key.
+func (a *App) identify(w who) (ID, error) {
+	switch {
+	case w.ID != "" && w.Zone == "" && len(w.Key) == 0:
+		return identityNamed(w.ID)
+	case w.ID == "" && w.Zone != "" && len(w.Key) > 0:
+		return a.identifyIn(w)
+	}
+	return ID{}, adminError(http.StatusBadRequest, "name either an id, or a zone and a key")
+}
+
+// identifyIn finds the identity in a zone that an operator names: by id, or by the values of its key.
+func (a *App) identifyIn(w who) (ID, error) {
+	z, err := a.zone(w.Zone)
 	if err != nil {
-		return nil, adminError(http.StatusBadRequest, "%w", err)
+		return ID{}, err
+	}
+	switch {
+	case w.ID != "" && len(w.Key) == 0:
+		return identityNamed(w.ID)
+	case w.ID == "" && len(w.Key) > 0:
+		id, err := z.key.identityOf(w.Key, a.hasher)
+		if err != nil {
+			return ID{}, adminError(http.StatusBadRequest, "zone %q: %w", w.Zone, err)
+		}
+		return id, nil
+	}
+	return ID{}, adminError(http.StatusBadRequest, "name a zone, and either an id or a key")
+}
+
+func identityNamed(text string) (ID, error) {
+	id, err := parseID(text)
+	if err != nil {
+		return ID{}, adminError(http.StatusBadRequest, "%w", err)
+	}
+	return id, nil
+}
+
+func unblock(ctx context.Context, a *App, r *http.Request) (any, error) {
+	request, err := readRequest[unblockRequest](r, `{"id": "…"} or {"zone": "…", "key": "…"}`)
+	if err != nil {
+		return nil, err
+	}
+	id, err := a.identify(request.who)
+	if err != nil {
+		return nil, err
 	}
 	forgotten, err := a.unblock(ctx, id, request.Group)
 	if err != nil {
@@ -159,20 +229,6 @@ func unblock(ctx context.Context, a *App, r *http.Request) (any, error) {
 	result := unblockResult{ID: id.String(), Forgotten: forgotten}
 	a.logger.Info("unblocked", zap.Stringer("id", id), zap.Int("forgotten", forgotten))
 	return result, nil
-}
-
-func (a *App) identify(request unblockRequest) (ID, error) {
-	switch {
-	case request.ID != "" && request.Zone == "" && len(request.Key) == 0:
-		return parseID(request.ID)
-	case request.ID == "" && request.Zone != "" && len(request.Key) > 0:
-		z, ok := a.zones[request.Zone]
-		if !ok {
-			return ID{}, fmt.Errorf("there is no zone %q (zones: %s)", request.Zone, strings.Join(sortedNames(a.zones), ", "))
-		}
-		return z.key.identityOf(request.Key, a.hasher)
-	}
-	return ID{}, errors.New("name either an id, or a zone and a key")
 }
 
 // unblock forgets the strikes of an identity in one group or in all, in every store, and what this node remembers of them.

@@ -44,7 +44,8 @@ type serverInfo struct {
 	NextProbe *time.Time `json:"next_probe,omitempty"`
 }
 
-// memoryInfo is what this process keeps.
+// memoryInfo is what this process keeps: for zones of its own, and, apart from them, in place of a store that is down and of
+// blocks that such a store told of. Each of the two has room for MaxKeys.
 type memoryInfo struct {
 	Buckets int    `json:"buckets"`
 	Strikes int    `json:"strikes"`
@@ -66,7 +67,7 @@ type zoneInfo struct {
 	// Rate is as it is written, like 100/m; Burst in tokens.
 	Rate  string `json:"rate"`
 	Burst int64  `json:"burst"`
-	// Store is memory or redis.
+	// Store is memory or redis, empty for a shared zone that no handler uses.
 	Store string `json:"store"`
 	// ShareRate and ShareBurst hold on this node while Redis is down; absent in memory.
 	ShareRate  string `json:"share_rate,omitempty"`
@@ -83,6 +84,11 @@ type zoneInfo struct {
 	Requests  uint64 `json:"requests"`
 	Refused   uint64 `json:"refused"`
 	WouldDeny uint64 `json:"would_deny"`
+}
+
+// zonesInfo is the answer to GET /rate_limit/zones.
+type zonesInfo struct {
+	Zones []zoneInfo `json:"zones"`
 }
 
 // who names a client: by id, or by a zone and the values of its key's placeholders in their order.
@@ -118,14 +124,18 @@ type clientInfo struct {
 	ByHand bool `json:"by_hand,omitempty"`
 	// AmnestyUntil is until when refusals are no strikes.
 	AmnestyUntil *time.Time `json:"amnesty_until,omitempty"`
+	// KnownUntil is until when this node remembers a block of which Redis told it. It holds while Redis does not answer; while it
+	// does, this node asks it again every 5 s.
+	KnownUntil *time.Time `json:"known_until,omitempty"`
 }
 
 // blocksInfo is the answer to GET /rate_limit/blocks?limit=…&after=…
 type blocksInfo struct {
 	Blocks []blockInfo `json:"blocks"`
-	// More says that there are more than were asked for.
-	More bool `json:"more"`
-	// Errors name the stores that did not answer.
+	// More says that there are more than were asked for. Next is what to give as after to see them.
+	More bool   `json:"more"`
+	Next string `json:"next,omitempty"`
+	// Errors name the stores that did not answer, with the reason. Blocks of theirs that this node remembers are listed as share.
 	Errors []string `json:"errors,omitempty"`
 }
 
@@ -139,7 +149,7 @@ type blockInfo struct {
 	Key string `json:"key,omitempty"`
 	// Until is the end of the block.
 	Until time.Time `json:"until"`
-	// Store is where the block is known: memory or redis.
+	// Store is where the block is known: memory, redis, or share for one that this node remembers while Redis does not answer.
 	Store string `json:"store"`
 	// ByHand says that an operator set it.
 	ByHand bool `json:"by_hand,omitempty"`
@@ -203,6 +213,11 @@ type overrideInfo struct {
 	Zone   string    `json:"zone"`
 	Action string    `json:"action"`
 	Until  time.Time `json:"until"`
+}
+
+// overridesInfo is the answer to GET /rate_limit/override. That to DELETE /rate_limit/override?zone=… is the one that ended.
+type overridesInfo struct {
+	Overrides []overrideInfo `json:"overrides"`
 }
 
 // topInfo is the answer to GET /rate_limit/top: who takes most, of a sketch with a bounded number of clients.

@@ -82,6 +82,7 @@ type App struct {
 	penalties map[string]*Penalty
 	pools     map[string]*Shed
 	remotes   []*redisStore // one for each client
+	handlers  []*Handler    // in the order in which they were provisioned
 }
 
 // CaddyModule returns the Caddy module information.

@@ -231,6 +231,7 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 	if d, blocked := l.standingBlock(charges); blocked {
 		return d
 	}
+	overrides.apply(l.now(), charges)
 	for i := range charges {
 		if c := &charges[i]; c.OnStoreError == PolicyDeny && !c.DryRun {
 			return Decision{Reason: ReasonUnavailable, Zone: c.Zone, Quiet: true, RetryAfter: l.remote.retryAfter(c), Now: l.now()}

@@ -188,6 +188,19 @@ func (h *Handler) list(r *http.Request, charges []Charge, d *Decision) {
 	h.remote.note(b, d.Now, h.app.longestBlock())
 }
 
+// zone returns the handler's zone of a name, nil if it has none.
+func (h *Handler) zone(name string) *Zone {
+	for _, z := range h.zones {
+		if z.charge.Zone == name {
+			return z
+		}
+	}
+	return nil
+}
+
+// isLocal says whether the buckets of one of its zones are in this process.
+func (h *Handler) isLocal(z *Zone) bool { return h.remote == nil || z.charge.Local }
+
 // chargeIn returns the charge of a zone, nil if there is none.
 func chargeIn(charges []Charge, zone string) *Charge {
 	for i := range charges {
@@ -201,12 +214,7 @@ func chargeIn(charges []Charge, zone string) *Charge {
 // plainKey returns the key of a request in the clear.
 func (h *Handler) plainKey(zone string, r *http.Request) string {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	for _, z := range h.zones {
-		if z.charge.Zone == zone {
-			return z.key.plain(r, repl)
-		}
-	}
-	return ""
+	return h.zone(zone).key.plain(r, repl)
 }
 
 func clientAddress(r *http.Request) string {

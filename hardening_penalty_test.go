@@ -46,10 +46,11 @@ func awaitBlocks(t *testing.T, n *node.Node, count int) (list []blockInfo) {
 func listedBlocks(t *testing.T, n *node.Node) (list []blockInfo) {
 	t.Helper()
 	answer := n.Admin("GET", "/rate_limit/blocks", "")
-	if err := json.Unmarshal([]byte(answer.Body), &list); err != nil || answer.Status != 200 {
+	var info blocksInfo
+	if err := json.Unmarshal([]byte(answer.Body), &info); err != nil || answer.Status != 200 || len(info.Errors) > 0 {
 		t.Fatalf("status %d: %s", answer.Status, answer.Body)
 	}
-	return list
+	return info.Blocks
 }
 
 // sites is a Caddyfile with one rate_limit block for each path below /.
@@ -184,7 +185,7 @@ func TestBlocksCanBeLifted(t *testing.T) {
 			{"GET", "/rate_limit/unblock", "", 405, "use POST"},
 			{"DELETE", "/rate_limit/blocks", "", 405, "use GET"},
 			{"POST", "/rate_limit/blocks", "{}", 405, "use GET"},
-			{"POST", "/rate_limit/unblock", `{"zone":"x","key":"1"}`, 400, `there is no zone "x" (zones: a, b, c)`},
+			{"POST", "/rate_limit/unblock", `{"zone":"x","key":"1"}`, 404, `there is no zone "x" (zones: a, b, c)`},
 			{"POST", "/rate_limit/unblock", `{"zone":`, 400, "reading the request"},
 			{"POST", "/rate_limit/unblock", `{"zone":"a","kay":"1"}`, 400, "kay"},
 			{"POST", "/rate_limit/unblock", `{"zone":"a"}`, 400, "name either an id, or a zone and a key"},

@@ -80,28 +80,6 @@ func (m *memoryStore) unblock(now int64, id ID, p *penaltyRules) (had bool) {
 	return record.strikes > 0 || record.hand > 0
 }
 
-// blocks lists who is blocked now. It looks at every record, a shard at a time: not for the way of a request.
-func (m *memoryStore) blocks(now int64) []knownBlock {
-	groups := m.names.names()
-	var list []knownBlock
-	for i := range m.shards {
-		s := &m.shards[i]
-		s.mu.Lock()
-		for p := range s.records.order.len {
-			entry := s.records.slots.at(s.records.order.at(p).slot)
-			b := knownBlock{id: entry.key.id, group: groups[entry.key.name]}
-			if b.until = entry.value.until; b.until > now {
-				list = append(list, b)
-			}
-			if b.until, b.byHand = entry.value.hand, true; b.until > now {
-				list = append(list, b)
-			}
-		}
-		s.mu.Unlock()
-	}
-	return list
-}
-
 // names returns the names by their numbers.
 func (n *nameTable) names() map[uint32]string {
 	names := map[uint32]string{}

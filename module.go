@@ -150,6 +150,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			return err
 		}
 	}
+	h.app.handlers = append(h.app.handlers, h)
 	h.warn(ctx)
 	return nil
 }
@@ -180,7 +181,7 @@ func (h *Handler) provisionZones(ctx caddy.Context) error {
 // placeOf says where the buckets of a zone are, and whether they are only tried.
 func (h *Handler) placeOf(z *Zone) string {
 	place := "memory"
-	if h.remote != nil && !z.charge.Local {
+	if !h.isLocal(z) {
 		place = "redis " + h.remote.client.settings.String()
 	}
 	if h.DryRun || z.DryRun {

@@ -131,29 +131,6 @@ func (s *redisStore) write(ctx context.Context, w *wire, blocks []knownBlock, no
 	return nil
 }
 
-// blocks lists who is blocked now.
-func (s *redisStore) blocks(ctx context.Context) ([]knownBlock, error) {
-	w := s.client.enter()
-	defer s.client.leave(1)
-	now, err := w.any().Time(ctx).Result()
-	if err != nil {
-		return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
-	}
-	since := "(" + strconv.FormatInt(now.UnixMilli(), 10)
-	found, err := w.any().ZRangeByScoreWithScores(ctx, s.listKey(), &redis.ZRangeBy{Min: since, Max: "+inf"}).Result()
-	if err = s.heal(ctx, w, err); err != nil {
-		return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
-	}
-	list := make([]knownBlock, 0, len(found))
-	for _, z := range found {
-		b, err := parseMember(fmt.Sprint(z.Member), z.Score)
-		if err == nil && b.until <= now.Add(maxFill).UnixMicro() { // others are not ours
-			list = append(list, b)
-		}
-	}
-	return list, nil
-}
-
 //go:embed hand.lua
 var handScript string
 

@@ -66,6 +66,8 @@ type wire struct {
 	announces bool
 	// route returns the server that keeps a key. It needs no network.
 	route func(key string) *endpoint
+	// servers returns all of them that are known. It needs no network.
+	servers func() []*endpoint
 	// any returns a client for commands that are not decisions.
 	any func() redis.UniversalClient
 	// shut closes all connections. It takes long if Redis hangs.
@@ -156,9 +158,10 @@ func (c *redisClient) openServer(ctx context.Context) *wire {
 	e.connect()
 	go e.probe(e.answers, 0)
 	return &wire{
-		route: func(string) *endpoint { return e },
-		any:   func() redis.UniversalClient { return e.conn.Load().client },
-		shut:  e.shut,
+		route:   func(string) *endpoint { return e },
+		servers: func() []*endpoint { return []*endpoint{e} },
+		any:     func() redis.UniversalClient { return e.conn.Load().client },
+		shut:    e.shut,
 	}
 }
 

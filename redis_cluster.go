@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -55,9 +56,10 @@ func (c *redisClient) openCluster(ctx context.Context) *wire {
 	k.seeds = newEndpoint(ctx, c, s.String())
 	go k.watch()
 	return &wire{
-		route: k.route,
-		any:   func() redis.UniversalClient { return k.redis },
-		shut:  k.shut,
+		route:   k.route,
+		servers: k.servers,
+		any:     func() redis.UniversalClient { return k.redis },
+		shut:    k.shut,
 	}
 }
 
@@ -83,6 +85,16 @@ func (k *cluster) route(key string) *endpoint {
 		e = k.meet(node)
 	}
 	return e
+}
+
+// servers returns the endpoints of the masters, or of the seeds until they are known.
+func (k *cluster) servers() []*endpoint {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if len(k.masters) == 0 {
+		return []*endpoint{k.seeds}
+	}
+	return slices.Collect(maps.Values(k.masters))
 }
 
 // keeps says whether a node keeps a key. For one of a slot that nobody serves, go-redis names any node, another one each time; it

@@ -74,6 +74,9 @@ const (
 	PolicyAllow
 )
 
+// String returns the policy as on_store_error names it.
+func (p Policy) String() string { return [...]string{"local", "full", "deny", "allow"}[p] }
+
 // Reason says why a request was refused. The words are those of the header X-RateLimit-Reason.
 type Reason string
 
@@ -107,6 +110,11 @@ const (
 	// SourceLease is this process, from tokens that it took ahead.
 	SourceLease
 )
+
+// String returns the source as operators see it.
+func (s Source) String() string {
+	return [...]string{"none", "memory", "redis", "share", "cache", "lease"}[s]
+}
 
 // Decision is the answer to all charges of a request, described by the zone that binds: the one with the
 // least remaining part of its burst if allowed, the one that makes the client wait longest if not.

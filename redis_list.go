@@ -1,0 +1,46 @@
+package ratelimit
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// This file reads the list of blocks in Redis, a bounded part at a time.
+
+// listPart is how many entries of the list one command returns, for which everybody else at the server waits.
+const listPart = 1000
+
+// blocksAfter lists up to so many of those who are blocked now: the first in the order of the list that come after a place.
+func (s *redisStore) blocksAfter(ctx context.Context, after blockPlace, most int) ([]knownBlock, error) {
+	w := s.client.enter()
+	defer s.client.leave(1)
+	now, err := w.any().Time(ctx).Result()
+	if err != nil {
+		return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
+	}
+	part := redis.ZRangeBy{Min: "(" + strconv.FormatInt(now.UnixMilli(), 10), Max: strconv.FormatInt(now.Add(maxFill).UnixMilli(), 10), Count: listPart}
+	if after.until > now.UnixMilli() {
+		part.Min = strconv.FormatInt(after.until, 10) // those that end together are told apart below
+	}
+	list := []knownBlock{}
+	for len(list) < most {
+		found, err := w.any().ZRangeByScoreWithScores(ctx, s.listKey(), &part).Result()
+		if err = s.heal(ctx, w, err); err != nil {
+			return nil, fmt.Errorf("asking Redis for the list of blocks: %w", err)
+		}
+		for _, z := range found {
+			b, err := parseMember(fmt.Sprint(z.Member), z.Score)
+			if err == nil && b.isAfter(after) { // others are not ours
+				list = append(list, b)
+			}
+		}
+		if len(found) < listPart {
+			break
+		}
+		part.Offset += listPart
+	}
+	return sortBlocks(list, most), nil
+}
