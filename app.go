@@ -16,18 +16,25 @@ const (
 	defaultMaxKeys = 1_000_000
 )
 
-// processStores holds the buckets that live in this process, for as long as any configuration has a limit.
+// processStores holds the buckets that live in this process, for as long as any configuration has a limit, and what each Redis
+// told, for as long as one uses it.
 var processStores = caddy.NewUsagePool()
 
 // memoryStores are the buckets of this process: those of local zones, and those that stand in for a store that is down.
-type memoryStores struct {
-	local, shares *memoryStore
-	refusals      *refusalCache
-	leases        *leaseTable
-}
+type memoryStores struct{ local, shares *memoryStore }
 
 // Destruct implements caddy.Destructor.
 func (*memoryStores) Destruct() error { return nil }
+
+// hearsay is what one Redis told this process. It is that Redis's own: the same penalty group can be in use on two.
+type hearsay struct {
+	blocks   *knownBlocks
+	refusals *refusalCache
+	leases   *leaseTable
+}
+
+// Destruct implements caddy.Destructor.
+func (*hearsay) Destruct() error { return nil }
 
 // App holds what the rate_limit handlers of one configuration share: the defaults for their settings, and zones
 // that several of them use by name.
@@ -112,7 +119,7 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 		a.zones[name] = a.Zones[name]
 	}
 	v, _, err := processStores.LoadOrNew("", func() (caddy.Destructor, error) {
-		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore(), refusals: newRefusalCache(), leases: newLeaseTable()}, nil
+		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore()}, nil
 	})
 	if err != nil {
 		return err
@@ -219,20 +226,29 @@ func (a *App) Cleanup() error {
 		return nil
 	}
 	a.holds = false
+	for _, s := range a.remotes {
+		_, _ = processStores.Delete(s.client.settings.place()) // Destruct returns no error
+	}
 	_, err := processStores.Delete("")
 	return err
 }
 
 // remote returns the store for a client, one for all handlers with the same settings.
-func (a *App) remote(client *redisClient) *redisStore {
+func (a *App) remote(client *redisClient) (*redisStore, error) {
 	for _, s := range a.remotes {
 		if s.client == client {
-			return s
+			return s, nil
 		}
 	}
-	s := &redisStore{client: client, prefix: client.settings.prefix}
+	v, _, err := processStores.LoadOrNew(client.settings.place(), func() (caddy.Destructor, error) {
+		return &hearsay{blocks: newKnownBlocks(), refusals: newRefusalCache(), leases: newLeaseTable()}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &redisStore{client: client, prefix: client.settings.prefix, told: v.(*hearsay)}
 	a.remotes = append(a.remotes, s)
-	return s
+	return s, nil
 }
 
 // longestBlock returns the longest block that a handler of this configuration can start, in microseconds.

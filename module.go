@@ -229,7 +229,7 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 	}
 	nodes := int64(cmp.Or(h.Nodes, h.app.Nodes, 1))
 	h.limiter = &Limiter{
-		local: h.app.stores.local, shares: h.app.stores.shares, refusals: h.app.stores.refusals, leases: h.app.stores.leases,
+		local: h.app.stores.local, shares: h.app.stores.shares,
 		nodes: func() int64 { return nodes }, maxKeys: int(h.app.MaxKeys), now: processMicros,
 	}
 	server := h.redisConfig()
@@ -246,8 +246,11 @@ func (h *Handler) provisionLimiter(caddy.Context) error {
 		return err
 	}
 	h.release = append(h.release, func() { releaseRedis(client) })
-	h.remote = h.app.remote(client)
-	h.limiter.remote = h.remote
+	if h.remote, err = h.app.remote(client); err != nil {
+		return err
+	}
+	told := h.remote.told
+	h.limiter.remote, h.limiter.known, h.limiter.refusals, h.limiter.leases = h.remote, told.blocks, told.refusals, told.leases
 	if h.countsNodes() {
 		h.remote.counted = true
 		h.limiter.nodes = func() int64 { return client.census.nodes(nodes) }
