@@ -60,14 +60,15 @@ type App struct {
 	// Zones for handlers that name them without a definition.
 	Zones map[string]*Zone `json:"zones,omitempty"`
 
-	logger *zap.Logger
-	warned map[string]bool
-	hasher *hasher
-	stores *memoryStores
-	holds  bool // the stores, and must release them
-	before *App // that was running when this one was started; it still is if this one is rejected
-	ended  bool
-	limits string // a hash of all of them
+	logger     *zap.Logger
+	requestLog *zap.Logger // a handler's, for what is said of requests later
+	warned     map[string]bool
+	hasher     *hasher
+	stores     *memoryStores
+	holds      bool // the stores, and must release them
+	before     *App // that was running when this one was started; it still is if this one is rejected
+	ended      bool
+	limits     string // a hash of all of them
 
 	// What the handlers of this configuration have in common, by name; the first that names something defines it.
 	zones     map[string]*Zone
@@ -154,10 +155,11 @@ func (a *App) Start() error {
 }
 
 // Stop implements caddy.App. Requests are still served after it, so nothing ends here but what other nodes think of this one:
-// after the last configuration it leaves.
+// after the last configuration it leaves, and what was not summed up yet is logged.
 func (a *App) Stop() error {
 	a.end()
 	if running.Load() == nil {
+		processBook.write()
 		a.leaveNodes()
 	}
 	return nil
