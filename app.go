@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -60,15 +61,17 @@ type App struct {
 	// Zones for handlers that name them without a definition.
 	Zones map[string]*Zone `json:"zones,omitempty"`
 
-	logger     *zap.Logger
-	requestLog *zap.Logger // a handler's, for what is said of requests later
-	warned     map[string]bool
-	hasher     *hasher
-	stores     *memoryStores
-	holds      bool // the stores, and must release them
-	before     *App // that was running when this one was started; it still is if this one is rejected
-	ended      bool
-	limits     string // a hash of all of them
+	ctx      caddy.Context
+	logger   *zap.Logger
+	requests emitter                 // a handler
+	deaf     [eventKinds]atomic.Bool // nobody listens to events of the kind
+	warned   map[string]bool
+	hasher   *hasher
+	stores   *memoryStores
+	holds    bool // the stores, and must release them
+	before   *App // that was running when this one was started; it still is if this one is rejected
+	ended    bool
+	limits   string // a hash of all of them
 
 	// What the handlers of this configuration have in common, by name; the first that names something defines it.
 	zones     map[string]*Zone
@@ -78,6 +81,12 @@ type App struct {
 	remotes   []*redisStore // one for each client
 }
 
+// emitter is a module in whose name something is said of requests that it is too late to ask for theirs.
+type emitter struct {
+	ctx caddy.Context
+	log *zap.Logger
+}
+
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "rate_limit", New: func() caddy.Module { return new(App) }}
@@ -85,7 +94,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements caddy.Provisioner. It needs no network.
 func (a *App) Provision(ctx caddy.Context) error {
-	a.logger = ctx.Logger()
+	a.ctx, a.logger = ctx, ctx.Logger()
 	a.warned, a.places = map[string]bool{}, map[string]string{}
 	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
 	if err := a.setDefaults(); err != nil {

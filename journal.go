@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 
 	"go.uber.org/zap"
@@ -84,6 +85,9 @@ func (j *journal) refused(r *http.Request, charges []Charge, d *Decision) {
 			t.clients.Add(1)
 		}
 	}
+	if seen.first {
+		emit(eventExceeded, func() map[string]any { return eventOf(r, c, d) })
+	}
 	switch {
 	case d.BlockStarted:
 		j.blocked(r, c, d, now)
@@ -94,6 +98,11 @@ func (j *journal) refused(r *http.Request, charges []Charge, d *Decision) {
 
 // blocked writes about a block that has just started.
 func (j *journal) blocked(r *http.Request, c *Charge, d *Decision, now int64) {
+	emit(eventBlocked, func() map[string]any {
+		data := eventOf(r, c, d)
+		data["group"], data["strikes"], data["until"] = c.Penalty.group, d.Strikes, wall(d.Now+d.RetryAfter.Microseconds())
+		return data
+	})
 	if !j.book.blocks.take(now) {
 		j.tallyOf(d.Zone).suppress()
 		return
@@ -118,6 +127,23 @@ func (j *journal) firstRefusal(r *http.Request, c *Charge, d *Decision, now int6
 			zap.String("reason", string(d.Reason)), zap.Duration("wait", d.RetryAfter),
 			zap.String("method", shortened(r.Method)), zap.String("host", shortened(r.Host)), zap.String("path", shortened(r.URL.Path)))...)
 	}
+}
+
+// eventOf returns what events tell of a refusal.
+func eventOf(r *http.Request, c *Charge, d *Decision) map[string]any {
+	return map[string]any{
+		"zone": c.Zone, "reason": string(d.Reason), "wait": d.RetryAfter,
+		"remote_ip": peerAddress(r), "client_ip": clientAddress(r), "id": c.ID.String(),
+	}
+}
+
+// peerAddress returns the address of the other end of the connection.
+func peerAddress(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
 }
 
 // client returns the fields that say who it was.
@@ -150,9 +176,12 @@ func (j *journal) overloaded() {
 		return
 	}
 	s.began, s.pool, s.log = now, j.h.Shed.Pool, j.h.logger
-	j.h.logger.Warn("shedding",
-		zap.String("pool", s.pool), zap.Int64("in_flight", j.h.pool.inFlight()), zap.Int64("max_in_flight", int64(j.h.Shed.MaxInFlight)))
+	inFlight, most := j.h.pool.inFlight(), int64(j.h.Shed.MaxInFlight)
+	j.h.logger.Warn("shedding", zap.String("pool", s.pool), zap.Int64("in_flight", inFlight), zap.Int64("max_in_flight", most))
 	j.book.watch(s)
+	emit(eventShed, func() map[string]any {
+		return map[string]any{"pool": s.pool, "in_flight": inFlight, "max_in_flight": most}
+	})
 }
 
 // unclaimed counts a request that could not be charged.

@@ -5,6 +5,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
 )
 
 // This file holds the part of the journal that is one for the process: how many lines there may be, what waits to be summed up, and
@@ -30,6 +33,8 @@ type logbook struct {
 	armed   bool
 	tallies []*tally    // with something to sum up
 	alarms  []*shedding // that are on
+
+	lostEvents atomic.Int64
 }
 
 func newLogbook(now func() int64, later func(time.Duration, func())) *logbook {
@@ -77,6 +82,16 @@ func (b *logbook) watch(s *shedding) {
 	b.armLocked()
 }
 
+// lostEvent counts an event for which the queue had no room.
+func (b *logbook) lostEvent() {
+	if b.lostEvents.Add(1) > 1 {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.armLocked()
+}
+
 // armLocked sets the timer for the end of the period, unless it is set.
 func (b *logbook) armLocked() {
 	if b.armed {
@@ -117,5 +132,8 @@ func (b *logbook) write() {
 	}
 	for _, s := range over {
 		s.ended()
+	}
+	if lost := b.lostEvents.Swap(0); lost > 0 {
+		currentLog(caddy.Log()).Warn("events lost: their handlers are too slow", zap.Int64("events", lost))
 	}
 }

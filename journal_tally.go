@@ -140,8 +140,8 @@ func (s *sum) write() {
 // currentLog returns the logger of the configuration that runs: the one of a configuration that has ended may write to what is
 // closed.
 func currentLog(log *zap.Logger) *zap.Logger {
-	if app := running.Load(); app != nil && app.requestLog != nil {
-		return app.requestLog
+	if app := running.Load(); app != nil && app.requests.log != nil {
+		return app.requests.log
 	}
 	return log
 }

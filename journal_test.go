@@ -262,7 +262,7 @@ func TestSummariesOverReloads(t *testing.T) {
 	n.journal = n.of(next)
 	n.refuse("api", 1, ReasonLimited)
 	old.decided(requestFrom("203.0.113.9"), []Charge{client("api", 2)}, &Decision{Reason: ReasonLimited, Zone: "api"}) // a late one
-	app := started(t, &App{requestLog: next.logger})
+	app := started(t, &App{requests: emitter{log: next.logger}})
 	t.Cleanup(func() { stopped(t, app) })
 	n.lines()
 	n.wait(10 * time.Second)

@@ -29,6 +29,7 @@
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	watch.go        what operators are told of each decision
 //	journal.go      what the log says about requests; journal_*.go bound and sum up what is said of refusals
+//	events.go       what Caddy's events app is told
 //	dry_run_header.go  what a backend is told about a dry run
 //	admin.go        what operators see and change; admin_types.go is what it takes and returns
 //	clock.go, count.go, spelling.go  the process's clock, numbers in JSON that are at least 1, and words that were almost right
@@ -169,7 +170,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.journal, err = newJournal(h, processBook); err != nil {
 		return err
 	}
-	h.app.requestLog = h.logger
+	h.app.requests = emitter{ctx, h.logger}
 	h.warn(ctx)
 	return nil
 }

@@ -189,6 +189,7 @@ func (e *endpoint) failed(l *lane, started, now int64, err error) {
 
 func (e *endpoint) wentDown(err error, rest time.Duration) {
 	e.client.log().Warn("redis is down, deciding without it", zap.String("redis", e.name), zap.Error(err))
+	emitStoreDown(e.name, err)
 	if isReadOnly(err) {
 		e.connect()
 	}
@@ -294,6 +295,7 @@ func (e *endpoint) cameUp() {
 		return
 	}
 	e.client.log().Info("redis is up again", zap.String("redis", e.name), zap.Duration("outage", micro(outage)))
+	emitStoreUp(e.name, micro(outage))
 }
 
 // stillDown says once that the first connection could not be made.
@@ -305,6 +307,7 @@ func (e *endpoint) stillDown(err error) {
 	e.mu.Unlock()
 	if first {
 		e.client.log().Warn("redis cannot be reached, deciding without it", zap.String("redis", e.name), zap.Error(err))
+		emitStoreDown(e.name, err)
 	}
 }
 
