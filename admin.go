@@ -240,19 +240,19 @@ func (a *App) unblock(ctx context.Context, id ID, group *string) (forgotten int,
 		}
 		rules := &a.penalties[name].rules
 		name = rules.group
-		if a.stores.local.unblock(id, name) {
+		if a.stores.local.unblock(processMicros(), id, rules) {
 			forgotten++
 		}
 		for _, s := range a.remotes {
-			removed, err := s.unblock(ctx, id, name, rules.max)
+			done, err := s.unblock(ctx, id, name, 0)
 			if err != nil {
 				return forgotten, err
 			}
-			if removed {
+			if done.had {
 				forgotten++
 			}
+			s.told.blocks.set(processMicros(), id, name, heardBlock{}, int(a.MaxKeys))
 		}
-		a.stores.shares.unblock(id, name) // last, or a request would learn of the block again
 	}
 	return forgotten, nil
 }

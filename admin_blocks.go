@@ -112,7 +112,7 @@ type listedBlock struct {
 }
 
 func (b *listedBlock) info() blockInfo {
-	return blockInfo{ID: b.id.String(), Group: b.group, Key: b.plain, Until: wall(b.until), Store: b.store.String()}
+	return blockInfo{ID: b.id.String(), Group: b.group, Key: b.plain, Until: wall(b.until), Store: b.store.String(), ByHand: b.byHand}
 }
 
 // blocks lists up to so many blocks of each store that come after a place. All Redis are asked at once: one that hangs takes no
@@ -134,11 +134,9 @@ func (a *App) blocks(ctx context.Context, after blockPlace, most int) (all []lis
 	for i, s := range a.remotes {
 		add(SourceRedis, found[i])
 		if errs[i] != nil {
+			add(SourceShare, s.told.blocks.blocksAfter(now, after, most))
 			failed = append(failed, fmt.Sprintf("%s: %s", &s.client.settings, errs[i]))
 		}
-	}
-	if len(failed) > 0 {
-		add(SourceShare, a.stores.shares.blocksAfter(now, after, most))
 	}
 	return all, failed
 }

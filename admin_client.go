@@ -64,7 +64,7 @@ func (h *Handler) clientInfo(z *Zone, c *Charge, p *peeked) clientInfo {
 	}
 	until, byHand := p.blockedUntil()
 	info.BlockedUntil, info.ByHand = later(p.now, until), byHand
-	info.AmnestyUntil = later(p.now, -p.hand)
+	info.AmnestyUntil = later(p.now, -p.record.hand)
 	info.KnownUntil = later(0, p.known)
 	return info
 }

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -16,18 +17,25 @@ const (
 	defaultMaxKeys = 1_000_000
 )
 
-// processStores holds the buckets that live in this process, for as long as any configuration has a limit.
+// processStores holds the buckets that live in this process, for as long as any configuration has a limit, and what each Redis
+// told, for as long as one uses it.
 var processStores = caddy.NewUsagePool()
 
 // memoryStores are the buckets of this process: those of local zones, and those that stand in for a store that is down.
-type memoryStores struct {
-	local, shares *memoryStore
-	refusals      *refusalCache
-	leases        *leaseTable
-}
+type memoryStores struct{ local, shares *memoryStore }
 
 // Destruct implements caddy.Destructor.
 func (*memoryStores) Destruct() error { return nil }
+
+// hearsay is what one Redis told this process. It is that Redis's own: the same penalty group can be in use on two.
+type hearsay struct {
+	blocks   *knownBlocks
+	refusals *refusalCache
+	leases   *leaseTable
+}
+
+// Destruct implements caddy.Destructor.
+func (*hearsay) Destruct() error { return nil }
 
 // App holds what the rate_limit handlers of one configuration share: the defaults for their settings, and zones
 // that several of them use by name.
@@ -60,15 +68,18 @@ type App struct {
 	// Zones for handlers that name them without a definition.
 	Zones map[string]*Zone `json:"zones,omitempty"`
 
-	logger *zap.Logger
-	warned map[string]bool
-	hasher *hasher
-	stores *memoryStores
-	holds  bool // the stores, and must release them
-	before *App // that was running when this one was started; it still is if this one is rejected
-	ended  bool
-	limits string                 // a hash of all of them
-	counts map[string]*zoneCounts // by zone; held until Cleanup
+	ctx      caddy.Context
+	logger   *zap.Logger
+	requests emitter                 // a handler
+	deaf     [eventKinds]atomic.Bool // nobody listens to events of the kind
+	warned   map[string]bool
+	hasher   *hasher
+	stores   *memoryStores
+	holds    bool // the stores, and must release them
+	before   *App // that was running when this one was started; it still is if this one is rejected
+	ended    bool
+	limits   string                 // a hash of all of them
+	counts   map[string]*zoneCounts // by zone; held until Cleanup
 	// unzoned counts requests that no zone decided.
 	unzoned *zoneCounts
 
@@ -81,6 +92,12 @@ type App struct {
 	handlers  []*Handler    // in the order in which they were provisioned
 }
 
+// emitter is a module in whose name something is said of requests that it is too late to ask for theirs.
+type emitter struct {
+	ctx caddy.Context
+	log *zap.Logger
+}
+
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "rate_limit", New: func() caddy.Module { return new(App) }}
@@ -88,7 +105,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements caddy.Provisioner. It needs no network.
 func (a *App) Provision(ctx caddy.Context) (err error) {
-	a.logger = ctx.Logger()
+	a.ctx, a.logger = ctx, ctx.Logger()
 	registerMetrics(ctx, a.logger)
 	a.warned, a.places = map[string]bool{}, map[string]string{}
 	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
@@ -117,7 +134,7 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 		a.zones[name] = a.Zones[name]
 	}
 	v, _, err := processStores.LoadOrNew("", func() (caddy.Destructor, error) {
-		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore(), refusals: newRefusalCache(), leases: newLeaseTable()}, nil
+		return &memoryStores{local: newMemoryStore(), shares: newMemoryStore()}, nil
 	})
 	if err != nil {
 		return err
@@ -166,10 +183,11 @@ func (a *App) Start() error {
 }
 
 // Stop implements caddy.App. Requests are still served after it, so nothing ends here but what other nodes think of this one:
-// after the last configuration it leaves.
+// after the last configuration it leaves, and what was not summed up yet is logged.
 func (a *App) Stop() error {
 	a.end()
 	if running.Load() == nil {
+		processBook.write()
 		a.leaveNodes()
 	}
 	return nil
@@ -225,20 +243,29 @@ func (a *App) Cleanup() error {
 		return nil
 	}
 	a.holds = false
+	for _, s := range a.remotes {
+		_, _ = processStores.Delete(s.client.settings.place()) // Destruct returns no error
+	}
 	_, err := processStores.Delete("")
 	return err
 }
 
 // remote returns the store for a client, one for all handlers with the same settings.
-func (a *App) remote(client *redisClient) *redisStore {
+func (a *App) remote(client *redisClient) (*redisStore, error) {
 	for _, s := range a.remotes {
 		if s.client == client {
-			return s
+			return s, nil
 		}
 	}
-	s := &redisStore{client: client, prefix: client.settings.prefix}
+	v, _, err := processStores.LoadOrNew(client.settings.place(), func() (caddy.Destructor, error) {
+		return &hearsay{blocks: newKnownBlocks(), refusals: newRefusalCache(), leases: newLeaseTable()}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &redisStore{client: client, prefix: client.settings.prefix, told: v.(*hearsay)}
 	a.remotes = append(a.remotes, s)
-	return s
+	return s, nil
 }
 
 // longestBlock returns the longest block that a handler of this configuration can start, in microseconds.

@@ -5,7 +5,8 @@
 --             z<zone>   a bucket: version 1, tokens left (i7, millionths), counted at (I7, Redis µs),
 --                       rate since then (I4 millionths every I4 µs); version 2 has also the tokens leased in the period
 --                       of 100 ms in which it was counted, and in the one before (I7 millionths each)
---             p<group>  strikes: version 1, strikes (I2), blocked until (I7, Redis µs), last strike (I7, Redis µs)
+--             p<group>  strikes: version 1, strikes (I2), blocked until (I7, Redis µs), last strike (I7, Redis µs); version 2
+--                       has also what an operator did (i7, Redis µs): above 0 a block until then, below 0 an amnesty
 -- ARGV[1]   a clock in µs for tests; '' for Redis TIME, the only clock in production
 -- ARGV[2]   the batch, packed, big-endian:
 --             numbers of groups (I1), and of policies, buckets, records and requests (I2 each)
@@ -15,14 +16,16 @@
 --             bucket: number of its key (I2), of a policy that names its field (I2); each once
 --             record: number of its key (I2), of a group that names its field (I1); each once
 --             request: number of charges (I1); charge: number of its bucket (I2), its policy (I2), its record or 0 (I2), and
---               for how long a block still lasts of which the caller knows (I7 µs): set again if the record is not there; with
---               flag 4 also how many tokens it wants to lease (I7 millionths)
+--               for how long a block still lasts of which the caller knows (i7 µs; below 0 one by hand; 0 none); if one, when
+--               it was told of (I7, Redis µs), since it is set again where what is stored is older; with flag 4 also how many
+--               tokens it wants to lease (I7 millionths)
 --
 -- Returns integers: now, the number of keys of a wrong type that were deleted, and for each request its verdict and
 --   0 allowed   the millionths of a token left for each charge
 --   1 limited   the strikes if it was one, else 0, and what is left for each charge
 --   3 leased    as 0, and what was leased for each charge, which is not among what is left
---   2 blocked   the number of the charge that blocks, until when, the strikes if it was one, and 1 if a block started
+--   2 blocked   the number of the charge that blocks, until when, the strikes if it was one, and 1 if a block started or 2 if
+--               an operator set it
 -- What is left for a charge in a dry run that could not be paid is marked: it is -left - 1.
 --
 -- Leases: who leased tokens may use them for 100 ms from before he asked. What is left never counts as more than the burst less
@@ -36,10 +39,11 @@
 -- of a dozen would cost Redis more than all its commands for a request do. What belongs together is a table that is made at once,
 -- with all its fields.
 
-local BUCKET, LEASED, RECORD = '>I1i7I7I4I4', '>I1i7I7I4I4I7I7', '>I1I2I7I7'
-local GROUP, POLICY, CHARGE = '>I2I7I7I7I7I1c0', '>I4I4I7i7I1I1I1c0', '>I2I2I2I7'
+local BUCKET, LEASED, RECORD, HAND = '>I1i7I7I4I4', '>I1i7I7I4I4I7I7', '>I1I2I7I7', '>I1I2I7I7i7'
+local GROUP, POLICY, CHARGE = '>I2I7I7I7I7I1c0', '>I4I4I7i7I1I1I1c0', '>I2I2I2i7'
 local EXACT = 9007199254740992 -- 2^53
 local PERIOD = 100000 -- µs that a lease lives
+local BYHAND = 2592000000000 -- µs of the longest block by hand
 local PART = 4 -- of what is left, at most one in so many is leased
 -- ms that a key outlives its use: the first, and a quarter of its use but no more than the second, so that few requests have to
 -- set it; an hour at most
@@ -142,18 +146,22 @@ for i = 1, nbuckets do
     leased = min(leased, EXACT), before = min(before, EXACT), dirty = false }
 end
 
--- records as what is stored comes to now; one is there where its field is, whatever that holds
+-- records as what is stored comes to now; written is the latest time that it speaks of
 local records = {}
 for i = 1, nrecords do
   local k, g
   k, g, at = unpack('>I2I1', batch, at)
   g = groups[g]
   local raw = read(KEYS[k], g.field)
-  local version, strikes, till, last, dirty = 0, 0, 0, 0, false
+  local version, strikes, till, last, hand, written, dirty = 0, 0, 0, 0, 0, 0, false
   if raw and #raw == 17 then
     version, strikes, till, last = unpack(RECORD, raw)
+  elseif raw and #raw == 24 then
+    version, strikes, till, last, hand = unpack(HAND, raw)
+    version = version - 1
   end
   if version == 1 then
+    written = max(last, till, hand)
     if last > now then
       last, dirty = now, true
     end
@@ -164,8 +172,16 @@ for i = 1, nrecords do
   if version ~= 1 or now >= max(last, till) + g.window then
     strikes, till, last, dirty = 0, 0, 0, false
   end
-  records[i] = { key = k, field = g.field, strikes = strikes, till = till, last = last, window = 0, there = raw and true,
-    dirty = dirty }
+  if hand ~= 0 then
+    local most = now + BYHAND + g.max
+    if version ~= 1 or max(hand, -hand) <= now then
+      hand = 0
+    elseif max(hand, -hand) > most then
+      hand, dirty = min(max(hand, -most), most), true
+    end
+  end
+  records[i] = { key = k, field = g.field, strikes = strikes, till = till, last = last, window = 0, hand = hand,
+    written = written, dirty = dirty }
 end
 
 -- of each charge of a request: its bucket, policy, record (false for none) and what it asks to lease; the tokens that it finds, and
@@ -183,22 +199,32 @@ for _ = 1, nrequests do
     b, p, r, known, at = unpack(CHARGE, batch, at)
     b, p, r = buckets[b], policies[p], records[r] or false
     bs[i], ps[i], rs[i], asks[i] = b, p, r, 0
+    local told = 0
+    if known ~= 0 then
+      told, at = unpack('>I7', batch, at)
+    end
     if p.leases then
       asks[i], at = unpack('>I7', batch, at)
     end
     if r then
       local g = p.group
       r.window = max(r.window, g.window) -- of whoever asks, as while a change of the penalty spreads
-      if known > 0 and not r.there then -- a block that the caller knows of
-        r.strikes, r.till, r.last, r.dirty, r.there = g.after + 1, now + min(known, g.max), now, true, true
+      -- a block that was lost: take.go says how that is known
+      if told > max(r.written, now - BYHAND) and (told <= now or r.written == 0) and max(r.till, r.hand) <= now then
+        if known < 0 then
+          r.hand = now + min(-known, BYHAND)
+        else
+          r.strikes, r.till, r.last = max(r.strikes, g.after + 1), now + min(known, g.max), now
+        end
+        r.written, r.dirty = max(r.last, r.till, r.hand), true
       end
     end
   end
   local longest, till = 0, now
   for i = 1, n do
     local r = rs[i]
-    if r and not ps[i].dry and r.till > till then
-      longest, till = i, r.till
+    if r and not ps[i].dry and max(r.till, r.hand) > till then
+      longest, till = i, max(r.till, r.hand)
     end
   end
 
@@ -259,21 +285,23 @@ for _ = 1, nrequests do
       reply[replies] = asks[i]
     end
   elseif longest > 0 then
-    reply[verdict], reply[verdict + 1], reply[verdict + 2], reply[verdict + 3], reply[verdict + 4] = 2, longest, till, 0, 0
+    local byhand = rs[longest].hand == till and 2 or 0
+    reply[verdict], reply[verdict + 1], reply[verdict + 2], reply[verdict + 3], reply[verdict + 4] = 2, longest, till, 0, byhand
     replies = verdict + 4
   else
     -- a strike in each record, once
     local considered = {}
     for i = 1, n do
       local p, r = ps[i], rs[i]
-      if r and p.strikes and not p.dry and ts[i] < p.cost and not considered[r] then
+      if r and p.strikes and not p.dry and ts[i] < p.cost and r.hand >= 0 and not considered[r] then
         local g = p.group
         considered[r] = true
         if r.strikes == 0 or now - r.last >= g.every then
-          r.strikes, r.last, r.dirty, r.there = min(r.strikes + 1, 65535), now, true, true
+          r.strikes, r.last, r.dirty = min(r.strikes + 1, 65535), now, true
           if r.strikes > g.after then
             r.till = now + min(g.base * 2 ^ min(r.strikes - g.after, 64), g.max)
           end
+          r.written = max(now, r.till)
           strikes = max(strikes, r.strikes)
           if r.till > till then
             longest, till = i, r.till
@@ -312,7 +340,14 @@ for i = 1, nrecords do
   if r.strikes > 0 then
     needs[r.key] = max(needs[r.key], max(r.last, r.till) + r.window - now)
   end
-  if r.dirty then
+  if r.hand ~= 0 then
+    needs[r.key] = max(needs[r.key], max(r.hand, -r.hand) - now)
+  end
+  if not r.dirty then
+    -- it is what is stored
+  elseif r.hand ~= 0 then
+    call('HSET', KEYS[r.key], r.field, pack(HAND, 2, r.strikes, r.till, r.last, r.hand))
+  else
     call('HSET', KEYS[r.key], r.field, pack(RECORD, 1, r.strikes, r.till, r.last))
   end
 end

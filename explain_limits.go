@@ -172,7 +172,7 @@ func (h *Handler) verdict(c *Charge, p *peeked) (string, time.Duration) {
 
 // firstBlock returns how long the block is that this refusal would start, 0 if it starts none.
 func (p *peeked) firstBlock(c *Charge) int64 {
-	if c.Penalty == nil || c.NoStrike || c.DryRun || p.source == SourceShare || -p.hand > p.now {
+	if c.Penalty == nil || c.NoStrike || c.DryRun || p.source == SourceShare {
 		return 0
 	}
 	record, counted := p.record.struck(c.Penalty, p.now)

@@ -29,7 +29,8 @@ type Limiter struct {
 	remote remoteStore // nil: everything is local
 	local  *memoryStore
 	shares *memoryStore
-	// refusals are those that the remote store gave a moment ago.
+	// What the remote store told: blocks, the refusals of a moment ago, and tokens taken ahead.
+	known    *knownBlocks
 	refusals *refusalCache
 	leases   *leaseTable
 	// nodes returns by how many the limits are shared. It is asked while the remote store does not answer.
@@ -204,7 +205,7 @@ func (l *Limiter) takePart(ctx context.Context, charges []Charge) Decision {
 		l.askAgain(charges)
 		return l.standIn(charges)
 	}
-	l.learn(charges, &d)
+	l.learn(sent, charges, &d)
 	switch {
 	case d.Allowed:
 		l.refusals.took(charges)
@@ -240,6 +241,9 @@ func (l *Limiter) refuseCached(charges []Charge) (Decision, bool) {
 
 // standIn decides in place of a store that does not answer. Its refusals are never strikes; a block known before holds.
 func (l *Limiter) standIn(charges []Charge) Decision {
+	if d, blocked := l.standingBlock(charges); blocked {
+		return d
+	}
 	overrides.apply(l.now(), charges)
 	var dry Decision // what charges in a dry run would do
 	for i := range charges {
@@ -249,10 +253,6 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 			dry.short.add(c.place)
 		case c.OnStoreError == PolicyDeny:
 			return Decision{Reason: ReasonUnavailable, Zone: c.Zone, Quiet: true, RetryAfter: l.remote.retryAfter(c), Now: l.now()}
-		case c.OnStoreError == PolicyAllow:
-			if d, blocked := l.knownBlock(c); blocked {
-				return d
-			}
 		}
 	}
 	counted := l.counted(charges)
@@ -271,7 +271,7 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 func (l *Limiter) counted(charges []Charge) []Charge {
 	counted, nodes := make([]Charge, 0, len(charges)), l.nodes()
 	for _, c := range charges {
-		c.NoStrike, c.BlockedFor = true, 0
+		c.Penalty = nil // a share's refusal is no strike
 		switch c.OnStoreError {
 		case PolicyShare:
 			c.Limit = c.Limit.share(nodes, c.Floor)

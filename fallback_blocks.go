@@ -3,7 +3,7 @@ package ratelimit
 import "slices"
 
 // This file remembers blocks that the remote store told of. They are refused here, so that a client who hammers costs no round
-// trip, and hold while the store is down or has lost them.
+// trip, and hold while the store is down or has lost them. known_blocks.go holds them.
 
 // recheckEvery is how often the store is asked again about a block that is known here: so long one that was lifted elsewhere
 // still holds. If there was no answer, it is asked sooner.
@@ -12,7 +12,7 @@ const recheckEvery, recheckSoon = 5_000_000, 1_000_000 // µs
 // refuseKnown refuses charges of a client who is known to be blocked, or notes in them for how long he is, where it is time to
 // ask the store again. One request asks; until it has an answer, the others are refused.
 func (l *Limiter) refuseKnown(charges []Charge) (Decision, bool) {
-	if l.shares.records.Load() == 0 {
+	if l.known.count.Load() == 0 {
 		return Decision{}, false
 	}
 	now := l.now()
@@ -22,14 +22,14 @@ func (l *Limiter) refuseKnown(charges []Charge) (Decision, bool) {
 		if c.Penalty == nil || c.DryRun {
 			continue
 		}
-		end, asked := l.shares.blocked(now, c.ID, c.Penalty.group)
-		c.BlockedFor = max(end-now, 0)
+		b, _ := l.known.find(c.ID, c.Penalty.group)
+		c.BlockedFor, c.BlockTold, c.BlockByHand = max(b.until-now, 0), b.told, b.byHand
 		switch {
 		case c.BlockedFor == 0:
-		case now-asked >= recheckEvery:
+		case now-b.asked >= recheckEvery:
 			due = true
-		case end > until:
-			longest, until = i, end
+		case b.until > until:
+			longest, until = i, b.until
 		}
 	}
 	if until == now && due {
@@ -49,7 +49,7 @@ func (l *Limiter) claimRecheck(now int64, charges []Charge) (longest int, until 
 		if c.BlockedFor == 0 || slices.ContainsFunc(charges[:i], c.sharesBlock) {
 			continue // no block, or one that is asked about already
 		}
-		if !l.shares.recheck(now, c.ID, c.Penalty.group, recheckEvery) && now+c.BlockedFor > until {
+		if !l.known.recheck(now, c.ID, c.Penalty.group, recheckEvery) && now+c.BlockedFor > until {
 			longest, until = i, now+c.BlockedFor
 		}
 	}
@@ -66,34 +66,44 @@ func (l *Limiter) askAgain(charges []Charge) {
 	now := l.now()
 	for i := range charges {
 		if c := &charges[i]; c.BlockedFor > 0 {
-			l.shares.setAsked(now-recheckEvery+recheckSoon, c.ID, c.Penalty.group)
+			l.known.setAsked(now-recheckEvery+recheckSoon, c.ID, c.Penalty.group)
 		}
 	}
 }
 
-// learn keeps what the store says about blocks, and forgets what it does not know any more.
-func (l *Limiter) learn(charges []Charge, d *Decision) {
+// learn keeps what the store says about blocks, and forgets what it does not know any more. What was asked before an operator acted
+// here is no news.
+func (l *Limiter) learn(sent int64, charges []Charge, d *Decision) {
 	now := l.now()
 	for i := range charges {
 		c := &charges[i]
 		switch {
 		case d.Reason == ReasonBlocked && c.Zone == d.Zone:
-			block := strikeRecord{strikes: c.Penalty.after + 1, until: now + d.RetryAfter.Microseconds(), last: now}
-			l.shares.setRecord(now, c.ID, c.Penalty, block, l.maxKeys)
+			block := heardBlock{until: now + d.RetryAfter.Microseconds(), byHand: d.ByHand, told: d.Now, asked: now}
+			l.known.hear(sent, now, c.ID, c.Penalty.group, block, l.maxKeys)
 		case d.Reason != ReasonBlocked && c.BlockedFor > 0:
-			l.shares.unblock(c.ID, c.Penalty.group)
+			l.known.forget(sent, c.ID, c.Penalty.group)
 		}
 	}
 }
 
-// knownBlock refuses a charge that nobody counts while the store is down, if its client is known to be blocked.
-func (l *Limiter) knownBlock(c *Charge) (Decision, bool) {
-	if c.Penalty == nil || c.DryRun {
+// standingBlock refuses charges while the store is down, if their client is known to be blocked.
+func (l *Limiter) standingBlock(charges []Charge) (Decision, bool) {
+	if l.known.count.Load() == 0 {
 		return Decision{}, false
 	}
 	now := l.now()
-	until, _ := l.shares.blocked(now, c.ID, c.Penalty.group)
-	return blockedUntil(now, until, *c), until > now
+	longest, until := 0, now
+	for i := range charges {
+		c := &charges[i]
+		if c.Penalty == nil || c.DryRun {
+			continue
+		}
+		if b, _ := l.known.find(c.ID, c.Penalty.group); b.until > until {
+			longest, until = i, b.until
+		}
+	}
+	return blockedUntil(now, until, charges[longest]), until > now
 }
 
 func blockedUntil(now, until int64, c Charge) Decision {

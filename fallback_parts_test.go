@@ -59,8 +59,10 @@ func newPartedStore() (*partedStore, *Limiter) {
 
 // lift ends a block the way that operators do: a record of no strikes stays.
 func (s *partedStore) lift(c *Charge) {
-	s.setRecord(*s.now, c.ID, c.Penalty, strikeRecord{last: *s.now}, 1000)
+	s.change(*s.now, c.ID, c.Penalty, 1000, liftedAt)
 }
+
+func liftedAt(now int64, _ strikeRecord) strikeRecord { return strikeRecord{last: now} }
 
 // chargeOf returns a charge of an identity that is its own.
 func chargeOf(zone string, burst int64) Charge {
@@ -231,7 +233,7 @@ func TestKnownBlockOfSeveralZonesIsLifted(t *testing.T) {
 	if d := l.Decide(context.Background(), []Charge{a, b}); d.Reason != ReasonBlocked || d.Source != SourceCache {
 		t.Fatalf("got %+v, want a known block", d)
 	}
-	s.memory.setRecord(*s.now, a.ID, rules, strikeRecord{last: *s.now}, 1000)
+	s.memory.change(*s.now, a.ID, rules, 1000, liftedAt)
 	*s.now += 60e6
 	if d := l.Decide(context.Background(), []Charge{a, b}); d.Reason == ReasonBlocked && !d.BlockStarted {
 		t.Errorf("a minute after the block was lifted elsewhere: %+v", d)

@@ -27,7 +27,7 @@ func (*scriptedStore) retryAfter(*Charge) time.Duration   { return 3 * time.Seco
 func newTestLimiter(remote remoteStore, nodes int64) (*Limiter, *int64) {
 	now := int64(1_764_550_000_000_000)
 	return &Limiter{
-		remote: remote, local: newMemoryStore(), shares: newMemoryStore(), refusals: newRefusalCache(), leases: newLeaseTable(),
+		remote: remote, local: newMemoryStore(), shares: newMemoryStore(), known: newKnownBlocks(), refusals: newRefusalCache(), leases: newLeaseTable(),
 		nodes: func() int64 { return nodes }, maxKeys: 1000, now: func() int64 { return now },
 	}, &now
 }

@@ -12,6 +12,7 @@ import (
 
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	h.clearMarks(r)
 	if r.Context().Value(caddyhttp.ErrorCtxKey) != nil { // it was limited before it failed
 		return next.ServeHTTP(w, r)
 	}
@@ -57,6 +58,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 type progress struct {
 	zones    []string
 	pools    []*slotPool
+	marks    []string // names of headers
 	shown    bool
 	fraction float64
 

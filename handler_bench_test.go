@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -32,6 +33,11 @@ func newArrival(t testing.TB, zones map[string]*Zone) *arrival {
 			t.Fatal(err)
 		}
 		h.zones = append(h.zones, zones[name])
+	}
+	h.watch = watcher{h}
+	var err error
+	if h.journal, err = newJournal(h, newLogbook(processMicros, func(time.Duration, func()) {})); err != nil {
+		t.Fatal(err)
 	}
 	w := sink{}
 	r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), caddy.NewReplacer(), httptest.NewRecorder(), nil)

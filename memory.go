@@ -209,7 +209,7 @@ func (m *memoryStore) insert(r *request, maxKeys int, counted bool) {
 			m.forget(v.shard, r.now)
 		}
 		if v.record < 0 && s.wroteRecord {
-			if counted || m.makeRoom(r.now, s.record.forgotten(r.charges[i].Penalty), 1, maxKeys) {
+			if counted || m.makeRoom(r.now, s.record.useless(r.charges[i].Penalty), 1, maxKeys) {
 				r.insertRecord(i)
 			}
 			m.forget(v.shard, r.now)

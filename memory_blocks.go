@@ -1,38 +1,41 @@
 package ratelimit
 
-// This file holds what the memory store does with strikes outside of a request: it is told of blocks, lists them and lifts
-// them.
+// This file holds what the memory store does with strikes outside of a request: an operator sets blocks, sees and lifts them.
 
-// knownBlock is a block that somebody asks for.
+// knownBlock is a block that an operator sees or sets.
 type knownBlock struct {
 	id    ID
 	group string
 	until int64 // µs, by the clock of the store
 	// plain is the key in the clear, if the configuration wants that to be kept.
 	plain string
+	// byHand says that an operator set it.
+	byHand bool
 }
 
-// setRecord stores strikes that another store told of, in place of what was there.
-func (m *memoryStore) setRecord(now int64, id ID, p *penaltyRules, record strikeRecord, maxKeys int) {
+// change replaces what is stored of an identity's strikes by what a function makes of it, and returns that.
+func (m *memoryStore) change(now int64, id ID, p *penaltyRules, maxKeys int, change func(now int64, record strikeRecord) strikeRecord) strikeRecord {
 	r := request{charges: []Charge{{ID: id, Penalty: p}}, visits: make([]visit, 1), states: make([]state, 1)}
 	set := m.locate(&r)
 	r.now = m.lock(set, now)
-	known := r.setRecord(record)
+	known := r.change(change)
 	m.unlock(set)
 	if known {
-		return
+		return r.states[0].record
 	}
 	r.now = m.lock(everyShard, now) // to make room, as take does
-	if !r.setRecord(record) && m.makeRoom(r.now, record.forgotten(p), 1, maxKeys) {
+	if !r.change(change) && m.makeRoom(r.now, r.states[0].record.useless(p), 1, maxKeys) {
 		r.insertRecord(0)
 	}
 	m.unlock(everyShard)
+	return r.states[0].record
 }
 
-// setRecord replaces the strikes of the only charge, if there are any.
-func (r *request) setRecord(record strikeRecord) (known bool) {
+// change replaces the strikes of the only charge, and stores them if there is a place for them.
+func (r *request) change(change func(now int64, record strikeRecord) strikeRecord) (known bool) {
 	r.readRecord(0)
-	r.states[0].record = record
+	settled, _ := r.states[0].record.settled(r.charges[0].Penalty, r.now)
+	r.states[0].record = change(r.now, settled)
 	if r.visits[0].record < 0 {
 		return false
 	}
@@ -40,60 +43,41 @@ func (r *request) setRecord(record strikeRecord) (known bool) {
 	return true
 }
 
-// lockRecord locks the shard of an identity and returns where its strikes in a group are, -1 if there are none. The caller
-// unlocks the shard.
-func (m *memoryStore) lockRecord(id ID, group string) (*shard, int32) {
+// block blocks an identity in a group for so many microseconds, in place of what an operator set before, and returns when the
+// latest block of the two kinds ends.
+func (m *memoryStore) block(now int64, id ID, p *penaltyRules, length int64, maxKeys int) (ends int64) {
+	record := m.change(now, id, p, maxKeys, func(now int64, record strikeRecord) strikeRecord {
+		record.hand = now + length
+		return record
+	})
+	return record.ends()
+}
+
+// pardon forgets the strikes of an identity in a group, every block included, and grants an amnesty of so many microseconds. It
+// says whether there was something to forget, and until when the amnesty is.
+func (m *memoryStore) pardon(now int64, id ID, p *penaltyRules, amnesty int64, maxKeys int) (had bool, until int64) {
+	record := m.change(now, id, p, maxKeys, func(now int64, record strikeRecord) strikeRecord {
+		had = record.strikes > 0 || record.hand > 0
+		return strikeRecord{last: now, hand: -now - amnesty}
+	})
+	return had, -record.hand
+}
+
+// unblock forgets the strikes of an identity in a group, every block included, and says whether there were any.
+func (m *memoryStore) unblock(now int64, id ID, p *penaltyRules) (had bool) {
 	s := m.shardOf(id)
-	key := entryKey{id, m.names.number(group)}
+	key := entryKey{id, m.names.number(p.group)}
 	s.mu.Lock()
-	return s, s.records.find(key)
-}
-
-// blocked returns until when the strikes of an identity in a group block it, 0 if they do not, and when the last of them was.
-func (m *memoryStore) blocked(now int64, id ID, group string) (until, last int64) {
-	s, at := m.lockRecord(id, group)
 	defer s.mu.Unlock()
-	if at < 0 {
-		return 0, 0
-	}
-	record := s.records.value(at)
-	if record.until <= now {
-		return 0, 0
-	}
-	return record.until, record.last
-}
-
-// recheck makes now the last strike of an identity in a group, if that was so many microseconds ago, and says whether it was.
-func (m *memoryStore) recheck(now int64, id ID, group string, ago int64) bool {
-	s, at := m.lockRecord(id, group)
-	defer s.mu.Unlock()
-	if at < 0 || now-s.records.value(at).last < ago {
-		return false
-	}
-	s.records.value(at).last = now
-	return true
-}
-
-// setAsked makes a time the last strike of an identity in a group, if it has any.
-func (m *memoryStore) setAsked(last int64, id ID, group string) {
-	s, at := m.lockRecord(id, group)
-	defer s.mu.Unlock()
-	if at >= 0 {
-		s.records.value(at).last = last
-	}
-}
-
-// unblock forgets the strikes of an identity in a group, a block included, and says whether there were any.
-func (m *memoryStore) unblock(id ID, group string) bool {
-	s, at := m.lockRecord(id, group)
-	defer s.mu.Unlock()
+	at := s.records.find(key)
 	if at < 0 {
 		return false
 	}
+	record, _ := s.records.value(at).settled(p, now)
 	s.records.remove(at)
 	m.total.Add(-1)
 	m.records.Add(-1)
-	return true
+	return record.strikes > 0 || record.hand > 0
 }
 
 // names returns the names by their numbers.

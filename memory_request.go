@@ -80,7 +80,7 @@ func (r *request) update() {
 		if r.visits[i].bucket >= 0 {
 			r.updateBucket(i)
 		}
-		if r.visits[i].record >= 0 && r.states[i].record.strikes > 0 {
+		if r.visits[i].record >= 0 && r.states[i].record != (strikeRecord{}) {
 			r.updateRecord(i)
 		}
 	}
@@ -106,7 +106,7 @@ func (r *request) updateBucket(i int) {
 // updateRecord writes a record, and when it is forgotten by the rules of today, even if it is unchanged.
 func (r *request) updateRecord(i int) {
 	v, s := &r.visits[i], &r.states[i]
-	v.shard.records.set(v.record, s.record, s.record.forgotten(r.charges[i].Penalty))
+	v.shard.records.set(v.record, s.record, s.record.useless(r.charges[i].Penalty))
 }
 
 func (r *request) insertBucket(i int) {
@@ -116,7 +116,7 @@ func (r *request) insertBucket(i int) {
 
 func (r *request) insertRecord(i int) {
 	record := r.states[i].record
-	r.visits[i].shard.records.insert(r.recordKey(i), record, record.forgotten(r.charges[i].Penalty))
+	r.visits[i].shard.records.insert(r.recordKey(i), record, record.useless(r.charges[i].Penalty))
 }
 
 // giveBack returns to each bucket its charge. A bucket that is not there is full.

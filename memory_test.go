@@ -297,7 +297,7 @@ func TestMemoryUnblockKeepsTheTime(t *testing.T) {
 	}
 	expect(time.Hour, api.costing(10), "allowed, 0 left", "")
 	expect(time.Hour+5*time.Second, api, "allowed, 4 left", "")
-	m.unblock(api.ID, "default")
+	m.unblock(us(time.Hour), api.ID, api.Penalty)
 	expect(time.Hour+time.Second, api, "allowed, 3 left", "overtaken")
 	expect(time.Hour+5*time.Second, api, "allowed, 2 left", "no time counts twice")
 }

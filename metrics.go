@@ -34,6 +34,7 @@ const (
 	metricMemoryEntries
 	metricMemoryEvictions
 	metricOverrides
+	metricLinesSuppressed
 	metricCount
 )
 
@@ -73,7 +74,8 @@ var metrics = [metricCount]metric{
 	metricMemoryEntries: gaugeOf("memory_entries", "What this process keeps about clients.", "table"),
 	metricMemoryEvictions: counterOf("memory_evictions_total",
 		"Buckets and strikes that were dropped while they still mattered, because max_keys was reached."),
-	metricOverrides: gaugeOf("overrides", "Overrides that hold for a zone while Redis does not answer.", "zone", "action"),
+	metricOverrides:       gaugeOf("overrides", "Overrides that hold for a zone while Redis does not answer.", "zone", "action"),
+	metricLinesSuppressed: counterOf("log_lines_suppressed_total", "Log lines that were left out because there were too many."),
 }
 
 // collector shows the metrics of the configuration that runs. All registries have the same one: what is counted belongs to the
@@ -113,6 +115,7 @@ func (collector) Collect(all chan<- prometheus.Metric) {
 	}
 	s.pools(a.poolsInfo())
 	s.overrides(overridesShown())
+	s.count(metricLinesSuppressed, suppressedLines.Load())
 	s.memory(a.stores)
 	s.redis(a)
 }

@@ -11,19 +11,18 @@ type peeked struct {
 	// limit is what counts: of a share, that of the share.
 	limit  Limit
 	tokens int64
-	// record is that of the charge's penalty group. hand is the end of a block by hand if above 0, and of an amnesty if below.
+	// record is that of the charge's penalty group.
 	record strikeRecord
-	hand   int64
 	// known is until when this node remembers a block that the remote store told of, by the clock of this process; 0 if it does not.
 	known int64
 }
 
 // blockedUntil returns the end of the block that holds, 0 if none does, and whether an operator set it.
 func (p *peeked) blockedUntil() (until int64, byHand bool) {
-	if until = max(p.record.until, p.hand); until <= p.now {
+	if until = p.record.ends(); until <= p.now {
 		return 0, false
 	}
-	return until, p.hand > p.now
+	return until, until == p.record.hand
 }
 
 // peek reads the state of charges where a request would find it now: in this process, in Redis, or in the share while Redis does not
@@ -63,7 +62,7 @@ func (h *Handler) peekRemote(ctx context.Context, charges []Charge, which []int,
 		if err != nil {
 			states[i] = h.limiter.peekShare(charges[i])
 		} else {
-			found[n].known = h.limiter.knownUntil(&charges[i])
+			found[n].known = h.limiter.knownBlock(&charges[i]).until
 			states[i] = found[n]
 		}
 	}
@@ -78,18 +77,26 @@ func (l *Limiter) peekShare(c Charge) peeked {
 	if counted := l.counted(one); len(counted) == 1 {
 		p = l.shares.peek(l.now(), &counted[0])
 	}
-	p.source, p.known = SourceShare, l.knownUntil(&c)
-	p.record = strikeRecord{until: p.known} // what else is in the record is when the store was asked
+	block := l.knownBlock(&c)
+	p.source, p.known = SourceShare, block.until
+	if block.byHand {
+		p.record.hand = block.until
+	} else {
+		p.record.until = block.until
+	}
 	return p
 }
 
-// knownUntil returns until when this node remembers a block of a charge's client that the remote store told of.
-func (l *Limiter) knownUntil(c *Charge) int64 {
+// knownBlock returns what this node remembers of a block of a charge's client that the remote store told of, and that still holds.
+func (l *Limiter) knownBlock(c *Charge) heardBlock {
 	if c.Penalty == nil {
-		return 0
+		return heardBlock{}
 	}
-	until, _ := l.shares.blocked(l.now(), c.ID, c.Penalty.group)
-	return until
+	b, _ := l.known.find(c.ID, c.Penalty.group)
+	if b.until <= l.now() {
+		return heardBlock{}
+	}
+	return b
 }
 
 // peek reads what the memory store holds for a charge. It does not even note that it was there.

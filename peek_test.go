@@ -57,7 +57,7 @@ func TestPeekSeesWhatRequestsFind(t *testing.T) {
 		now := int64(1_764_550_000_123_456)
 		for range rapid.IntRange(20, 60).Draw(t, "steps") {
 			now += rapid.SampledFrom([]int64{0, 1, 999, 3e4, 1e5, 1e6, 3e6, 61e6, 3600e6}).Draw(t, "idle")
-			charges := drawCharges(t, ids, rules)
+			charges := drawCharges(t, now, ids, rules)
 			states := script.peek(t, now, charges)
 			for i := range charges {
 				c := &charges[i]
@@ -104,7 +104,7 @@ func sameInMemory(t *rapid.T, m *memoryStore, now int64, charges []Charge) {
 			t.Fatalf("%+v at %d: %+v where %+v was seen", *c, now, out, *p)
 		}
 	}
-	if p := &states[out.charge]; out.verdict == verdictBlocked && !out.blockStarted && p.record.until != out.until {
+	if p := &states[out.charge]; out.verdict == verdictBlocked && !out.blockStarted && p.record.ends() != out.until {
 		t.Fatalf("at %d: blocked until %d where %+v was seen", now, out.until, *p)
 	}
 }
@@ -119,7 +119,7 @@ func TestPeekReadsGarbage(t *testing.T) {
 	see := func(why string, wantTokens, wantStrikes, wantHand int64) {
 		t.Helper()
 		states, err := h.peek(context.Background(), []Charge{c})
-		if err != nil || states[0].source != SourceRedis || states[0].tokens/Token != wantTokens || states[0].record.strikes != wantStrikes || states[0].hand != wantHand {
+		if err != nil || states[0].source != SourceRedis || states[0].tokens/Token != wantTokens || states[0].record.strikes != wantStrikes || states[0].record.hand != wantHand {
 			t.Errorf("%s: %v, %+v, want %d tokens, %d strikes and %d by hand", why, err, states, wantTokens, wantStrikes, wantHand)
 		}
 	}
@@ -147,10 +147,11 @@ func TestPeekReadsGarbage(t *testing.T) {
 	see("a short bucket", 10, 0, 0)
 	write("p", fmt.Sprintf("%02x%04x%014x%014x", 1, 2, 0, now))
 	see("strikes", 10, 2, 0)
-	write("p", fmt.Sprintf("%02x%04x%014x%014x%014x", 2, 2, 0, now, 77))
-	see("a block by hand", 10, 2, 77)
-	write("p", fmt.Sprintf("%02x%04x%014x%014x%014x", 2, 2, 0, now, uint64(1<<56-77)))
-	see("an amnesty", 10, 2, -77)
+	later := now + 3600e6
+	write("p", fmt.Sprintf("%02x%04x%014x%014x%014x", 2, 2, 0, now, later))
+	see("a block by hand", 10, 2, later)
+	write("p", fmt.Sprintf("%02x%04x%014x%014x%014x", 2, 2, 0, now, 1<<56-later))
+	see("an amnesty", 10, 2, -later)
 	write("p", fmt.Sprintf("%02x%04x%014x%014x", 3, 2, 0, now))
 	see("a record of another version", 10, 0, 0)
 	s.server.Do("set", s.store.key(c.ID), "no hash")

@@ -28,7 +28,7 @@ func peers(t *testing.T, n int, settings redisSettings) []*Limiter {
 		t.Cleanup(func() { releaseRedis(client) })
 		nodes[i] = &Limiter{
 			remote: &redisStore{client: client, prefix: settings.prefix}, local: newMemoryStore(), shares: newMemoryStore(),
-			refusals: newRefusalCache(), leases: newLeaseTable(), nodes: func() int64 { return int64(n) }, maxKeys: 1000, now: processMicros,
+			known: newKnownBlocks(), refusals: newRefusalCache(), leases: newLeaseTable(), nodes: func() int64 { return int64(n) }, maxKeys: 1000, now: processMicros,
 		}
 	}
 	return nodes

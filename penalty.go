@@ -50,12 +50,19 @@ type penaltyRules struct {
 	after, base, max, window, every int64
 }
 
-// strikeRecord is what is stored of an identity's strikes in a group. The zero value is no strikes.
+// strikeRecord is what is stored of an identity's strikes in a group, and of what an operator did about it. The zero value is
+// nothing of both. All times are in microseconds.
 type strikeRecord struct {
 	strikes int64
-	until   int64 // end of the block, in microseconds; 0 if none was ever set
-	last    int64 // time of the last strike, in microseconds
+	until   int64 // end of the block; 0 if none was ever set
+	last    int64 // time of the last strike, or of the lifting of all
+	// hand is what an operator did: above 0 he blocks the client until then, whatever the strikes say; below 0 he grants an
+	// amnesty until −hand, in which refusals are no strikes.
+	hand int64
 }
+
+// maxByHand is the longest block that an operator can set, and how long a lifted block is remembered to be lifted.
+const maxByHand = 30 * 24 * 3600 * 1_000_000 // µs
 
 // penaltyNumbers are the numbers of a Penalty with their defaults.
 type penaltyNumbers struct {
@@ -120,9 +127,21 @@ func (s strikeRecord) forgotten(p *penaltyRules) int64 {
 	return max(s.last, s.until) + p.window
 }
 
+// useless returns the time from which on nothing of the record counts any more.
+func (s strikeRecord) useless(p *penaltyRules) int64 {
+	return max(s.forgotten(p), s.hand, -s.hand)
+}
+
+// ends returns when the block of the record ends, if there is one: that for strikes or the one by hand, whichever is longer.
+func (s strikeRecord) ends() int64 { return max(s.until, s.hand) }
+
+// written returns the latest time that the record speaks of. Who was told of a block at a later one knows more than it does.
+func (s strikeRecord) written() int64 { return max(s.last, s.ends()) }
+
 // settled returns the record as it is now, and whether the stored one holds times that had to be repaired:
 // a strike in the future, a block longer than any block can be.
 func (s strikeRecord) settled(p *penaltyRules, now int64) (_ strikeRecord, stale bool) {
+	hand, overlong := s.settledHand(p, now)
 	if s.last > now {
 		s.last, stale = now, true
 	}
@@ -130,15 +149,32 @@ func (s strikeRecord) settled(p *penaltyRules, now int64) (_ strikeRecord, stale
 		s.until, stale = now+p.max, true
 	}
 	if now >= s.forgotten(p) {
-		return strikeRecord{}, false
+		return strikeRecord{hand: hand}, overlong
 	}
-	return s, stale
+	s.hand = hand
+	return s, stale || overlong
 }
 
-// restored returns the record of a block that was lost and lasts for so many microseconds more. How many strikes led to it is
+// settledHand returns what an operator did, as far as it still holds, and whether it had to be repaired. Two clocks that a
+// failover puts in place of each other may differ by as much as the longest block for strikes.
+func (s strikeRecord) settledHand(p *penaltyRules, now int64) (hand int64, stale bool) {
+	most := now + maxByHand + p.max
+	hand = min(max(s.hand, -most), most)
+	if max(hand, -hand) <= now {
+		return 0, false
+	}
+	return hand, hand != s.hand
+}
+
+// restored returns the record with a block that was lost and lasts for so many microseconds more. How many strikes led to it is
 // lost too.
-func (p *penaltyRules) restored(now, rest int64) strikeRecord {
-	return strikeRecord{strikes: p.after + 1, until: now + min(rest, p.max), last: now}
+func (s strikeRecord) restored(p *penaltyRules, now, rest int64, byHand bool) strikeRecord {
+	if byHand {
+		s.hand = now + min(rest, maxByHand)
+		return s
+	}
+	s.strikes, s.until, s.last = max(s.strikes, p.after+1), now+min(rest, p.max), now
+	return s
 }
 
 // struck returns the record after a refusal, and whether the refusal counted: at most one in `every`.

@@ -53,14 +53,14 @@ func TestStruck(t *testing.T) {
 		counted bool
 		why     string
 	}{
-		{rules(), strikeRecord{}, strikeRecord{1, 0, now}, true, "the first strike"},
-		{rules(), strikeRecord{2, 0, ago(time.Minute)}, strikeRecord{3, 0, now}, true, "the last that is forgiven"},
-		{rules(), strikeRecord{3, 0, now}, strikeRecord{4, now + us(2*time.Minute), now}, true, "one more blocks, even in the same microsecond"},
-		{rules(), strikeRecord{4, now, ago(2 * time.Minute)}, strikeRecord{5, now + us(4*time.Minute), now}, true, "the next block is longer"},
-		{rules(), strikeRecord{maxStrikes, now, ago(time.Hour)}, strikeRecord{maxStrikes, now + us(time.Hour), now}, true, "counting stops, blocking does not"},
-		{browsers, strikeRecord{}, strikeRecord{1, 0, now}, true, "`every` spares no first strike"},
-		{browsers, strikeRecord{1, 0, ago(10 * time.Second)}, strikeRecord{2, 0, now}, true, "`every` is over"},
-		{browsers, strikeRecord{1, 0, ago(10*time.Second) + 1}, strikeRecord{1, 0, ago(10*time.Second) + 1}, false, "one microsecond too early is no strike"},
+		{rules(), strikeRecord{}, strikeRecord{1, 0, now, 0}, true, "the first strike"},
+		{rules(), strikeRecord{2, 0, ago(time.Minute), 0}, strikeRecord{3, 0, now, 0}, true, "the last that is forgiven"},
+		{rules(), strikeRecord{3, 0, now, 0}, strikeRecord{4, now + us(2*time.Minute), now, 0}, true, "one more blocks, even in the same microsecond"},
+		{rules(), strikeRecord{4, now, ago(2 * time.Minute), 0}, strikeRecord{5, now + us(4*time.Minute), now, 0}, true, "the next block is longer"},
+		{rules(), strikeRecord{maxStrikes, now, ago(time.Hour), 0}, strikeRecord{maxStrikes, now + us(time.Hour), now, 0}, true, "counting stops, blocking does not"},
+		{browsers, strikeRecord{}, strikeRecord{1, 0, now, 0}, true, "`every` spares no first strike"},
+		{browsers, strikeRecord{1, 0, ago(10 * time.Second), 0}, strikeRecord{2, 0, now, 0}, true, "`every` is over"},
+		{browsers, strikeRecord{1, 0, ago(10*time.Second) + 1, 0}, strikeRecord{1, 0, ago(10*time.Second) + 1, 0}, false, "one microsecond too early is no strike"},
 	} {
 		got, counted := c.record.struck(c.rules, now)
 		if got != c.want || counted != c.counted {
@@ -79,16 +79,16 @@ func TestSettledRecord(t *testing.T) {
 		why    string
 	}{
 		{strikeRecord{}, strikeRecord{}, false, "nothing stored"},
-		{strikeRecord{2, 0, now - hour + 1}, strikeRecord{2, 0, now - hour + 1}, false, "a microsecond before the window ends"},
-		{strikeRecord{2, 0, now - hour}, strikeRecord{}, false, "the window is over"},
-		{strikeRecord{4, now + minute, now - minute}, strikeRecord{4, now + minute, now - minute}, false, "a live block"},
-		{strikeRecord{9, now - hour + 1, now - 2*hour}, strikeRecord{9, now - hour + 1, now - 2*hour}, false, "the window begins with the end of the block"},
-		{strikeRecord{9, now - hour, now - 2*hour}, strikeRecord{}, false, "window and block are over"},
-		{strikeRecord{2, 0, now + 1}, strikeRecord{2, 0, now}, true, "a strike in the future was now: the clock went back"},
-		{strikeRecord{9, now + hour, now}, strikeRecord{9, now + hour, now}, false, "the longest block"},
-		{strikeRecord{9, now + hour + 1, now}, strikeRecord{9, now + hour, now}, true, "no block ends later than the longest from now"},
-		{strikeRecord{9, maxExact, maxExact}, strikeRecord{9, now + hour, now}, true, "garbage heals by itself"},
-		{strikeRecord{math.MinInt64, 0, 0}, strikeRecord{}, false, "garbage that is over"},
+		{strikeRecord{2, 0, now - hour + 1, 0}, strikeRecord{2, 0, now - hour + 1, 0}, false, "a microsecond before the window ends"},
+		{strikeRecord{2, 0, now - hour, 0}, strikeRecord{}, false, "the window is over"},
+		{strikeRecord{4, now + minute, now - minute, 0}, strikeRecord{4, now + minute, now - minute, 0}, false, "a live block"},
+		{strikeRecord{9, now - hour + 1, now - 2*hour, 0}, strikeRecord{9, now - hour + 1, now - 2*hour, 0}, false, "the window begins with the end of the block"},
+		{strikeRecord{9, now - hour, now - 2*hour, 0}, strikeRecord{}, false, "window and block are over"},
+		{strikeRecord{2, 0, now + 1, 0}, strikeRecord{2, 0, now, 0}, true, "a strike in the future was now: the clock went back"},
+		{strikeRecord{9, now + hour, now, 0}, strikeRecord{9, now + hour, now, 0}, false, "the longest block"},
+		{strikeRecord{9, now + hour + 1, now, 0}, strikeRecord{9, now + hour, now, 0}, true, "no block ends later than the longest from now"},
+		{strikeRecord{9, maxExact, maxExact, 0}, strikeRecord{9, now + hour, now, 0}, true, "garbage heals by itself"},
+		{strikeRecord{math.MinInt64, 0, 0, 0}, strikeRecord{}, false, "garbage that is over"},
 	} {
 		got, stale := c.record.settled(rules(), now)
 		if got != c.want || stale != c.stale {

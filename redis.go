@@ -10,6 +10,7 @@ import (
 type redisStore struct {
 	client *redisClient
 	prefix string
+	told   *hearsay
 	list   blockList
 	// counted says whether a handler of the configuration wants to know how many nodes there are.
 	counted bool

@@ -22,9 +22,16 @@ const maxListed = 100_000
 
 func (s *redisStore) listKey() string { return s.prefix + ":blocks" }
 
+// handMark stands before the group of a block that an operator set. No group can begin with it.
+const handMark = "!"
+
 // member is what stands in the list: identity, group, and the key in the clear if wanted.
 func member(b knownBlock) string {
-	return b.id.String() + " " + b.group + " " + b.plain
+	group := b.group
+	if b.byHand {
+		group = handMark + group
+	}
+	return b.id.String() + " " + group + " " + b.plain
 }
 
 func parseMember(text string, until float64) (knownBlock, error) {
@@ -33,7 +40,8 @@ func parseMember(text string, until float64) (knownBlock, error) {
 		return knownBlock{}, errors.New("reading the list of blocks: an entry has another form")
 	}
 	id, err := parseID(parts[0])
-	return knownBlock{id: id, group: parts[1], plain: parts[2], until: int64(min(until, 1e15)) * 1000}, err
+	group, marked := strings.CutPrefix(parts[1], handMark)
+	return knownBlock{id: id, group: group, plain: parts[2], until: int64(min(until, 1e15)) * 1000, byHand: marked}, err
 }
 
 // parseID reads an identity as it stands in Redis keys and lists.
@@ -91,45 +99,96 @@ func (s *redisStore) writeList(now, longest int64) {
 		if len(pending) == 0 {
 			return
 		}
-		entries := make([]redis.Z, len(pending))
-		for i, b := range pending {
-			entries[i] = redis.Z{Score: float64(b.until / 1000), Member: member(b)}
-		}
-		ctx := context.Background()
-		_, _ = w.any().Pipelined(ctx, func(p redis.Pipeliner) error {
-			p.ZAdd(ctx, s.listKey(), entries...)
-			p.ZRemRangeByScore(ctx, s.listKey(), "-inf", strconv.FormatInt(now/1000, 10))
-			p.ZRemRangeByRank(ctx, s.listKey(), 0, -maxListed-1)
-			p.PExpire(ctx, s.listKey(), micro(longest)+time.Second)
-			return nil
-		})
+		_ = s.write(context.Background(), w, pending, now, longest)
 	}
 }
 
-//go:embed unblock.lua
-var unblockScript string
+// write adds blocks to the list, of which the longest lasts for so many microseconds. The list lives as long as any of them, so
+// what was written before may keep it for longer.
+func (s *redisStore) write(ctx context.Context, w *wire, blocks []knownBlock, now, longest int64) error {
+	entries := make([]redis.Z, len(blocks))
+	for i, b := range blocks {
+		entries[i] = redis.Z{Score: float64(b.until / 1000), Member: member(b)}
+	}
+	var ttl *redis.DurationCmd
+	add := func(p redis.Pipeliner) error {
+		p.ZAdd(ctx, s.listKey(), entries...)
+		p.ZRemRangeByScore(ctx, s.listKey(), "-inf", strconv.FormatInt(now/1000, 10))
+		p.ZRemRangeByRank(ctx, s.listKey(), 0, -maxListed-1)
+		ttl = p.PTTL(ctx, s.listKey())
+		return nil
+	}
+	_, err := w.any().Pipelined(ctx, add)
+	if err != nil && s.heal(ctx, w, err) == nil {
+		_, err = w.any().Pipelined(ctx, add)
+	}
+	if err == nil && ttl.Val() < micro(longest)+time.Second {
+		err = w.any().PExpire(ctx, s.listKey(), micro(longest)+time.Second).Err()
+	}
+	if err != nil {
+		return fmt.Errorf("listing a block in Redis: %w", err)
+	}
+	return nil
+}
 
-var unblockCommand = redis.NewScript(unblockScript)
+//go:embed hand.lua
+var handScript string
 
-// unblock forgets the strikes of an identity in a group of which the longest block lasts for longest µs, a block included, and
-// says whether there were any.
-func (s *redisStore) unblock(ctx context.Context, id ID, group string, longest int64) (bool, error) {
+var handCommand = redis.NewScript(handScript)
+
+// handTTL is how long, in milliseconds, a key lives at least that an operator wrote: as long as a lifted block may be known
+// somewhere, or as the longest block by hand lasts, and an hour for clocks that go wrong.
+const handTTL = maxByHand/1000 + 3600_000
+
+// byHand is what came of the act of an operator.
+type byHand struct {
+	now  int64 // µs, by the clock of the store
+	had  bool  // strikes or a block before
+	ends int64 // of the latest block that there is now, 0 if there is none
+}
+
+// act does to an identity in a group what an operator wants: a block for so many microseconds, or the lifting of all, with an
+// amnesty of so many microseconds below 0.
+func (s *redisStore) act(ctx context.Context, w *wire, id ID, group string, time int64) (byHand, error) {
+	reply, err := handCommand.Run(ctx, w.any(), []string{s.key(id)}, "p"+group, time, handTTL).Int64Slice()
+	if err == nil && len(reply) != 3 {
+		err = errReply
+	}
+	if err != nil {
+		return byHand{}, err
+	}
+	return byHand{now: reply[0], had: reply[1] == 1, ends: reply[2]}, nil
+}
+
+// block blocks an identity in a group, in place of what an operator set before, and lists that.
+func (s *redisStore) block(ctx context.Context, b knownBlock, length int64) (byHand, error) {
 	w := s.client.enter()
 	defer s.client.leave(1)
-	had, err := unblockCommand.Run(ctx, w.any(), []string{s.key(id)}, "p"+group, longest/1000+1000).Int()
+	done, err := s.act(ctx, w, b.id, b.group, length)
 	if err != nil {
-		return false, fmt.Errorf("unblocking in Redis: %w", err)
+		return done, fmt.Errorf("blocking in Redis: %w", err)
 	}
-	return had == 1, s.unlist(ctx, w, id, group)
+	b.byHand, b.until = true, done.now+length
+	return done, s.write(ctx, w, []knownBlock{b}, done.now, length)
 }
 
-// unlist removes the entries of an identity and group, whatever their plain keys are.
+// unblock forgets the strikes of an identity in a group, every block included.
+func (s *redisStore) unblock(ctx context.Context, id ID, group string, amnesty int64) (byHand, error) {
+	w := s.client.enter()
+	defer s.client.leave(1)
+	done, err := s.act(ctx, w, id, group, -amnesty)
+	if err != nil {
+		return done, fmt.Errorf("unblocking in Redis: %w", err)
+	}
+	return done, s.unlist(ctx, w, id, group)
+}
+
+// unlist removes the entries of an identity and group, whoever set the block and whatever their plain keys are.
 func (s *redisStore) unlist(ctx context.Context, w *wire, id ID, group string) error {
-	first := member(knownBlock{id: id, group: group})
-	scan := w.any().ZScan(ctx, s.listKey(), 0, globbed(first)+"*", 1000).Iterator()
+	scan := w.any().ZScan(ctx, s.listKey(), 0, id.String()+" *", 1000).Iterator()
 	var found []any
 	for scan.Next(ctx) {
-		if strings.HasPrefix(scan.Val(), first) { // the scan gives scores, too
+		if b, err := parseMember(scan.Val(), 0); err == nil && b.id == id && b.group == group { // the scan gives scores, too
 			found = append(found, scan.Val())
 		}
 	}
@@ -137,11 +196,6 @@ func (s *redisStore) unlist(ctx context.Context, w *wire, id ID, group string) e
 		return err
 	}
 	return w.any().ZRem(ctx, s.listKey(), found...).Err()
-}
-
-// globbed escapes what a Redis pattern takes for a wildcard. Group names can hold none, so this is for the day they do.
-func globbed(text string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(text)
 }
 
 // wall returns a time by the clock of a store.

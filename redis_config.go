@@ -243,6 +243,9 @@ func (r *Redis) openSecrets() (names []string) {
 	return names
 }
 
+// place names the part of a Redis where the state is that these settings lead to, however they lead there.
+func (s *redisSettings) place() string { return s.network + " " + s.String() + " " + s.prefix }
+
 // String names the servers in logs, without credentials.
 func (s *redisSettings) String() string {
 	switch s.kind {

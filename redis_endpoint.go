@@ -192,6 +192,7 @@ func (e *endpoint) failed(l *lane, started, now int64, err error) {
 func (e *endpoint) wentDown(err error, rest time.Duration) {
 	e.client.counts.outages.Add(1)
 	e.client.log().Warn("redis is down, deciding without it", zap.String("redis", e.name), zap.Error(err))
+	emitStoreDown(e.name, err)
 	if isReadOnly(err) {
 		e.connect()
 	}
@@ -297,6 +298,7 @@ func (e *endpoint) cameUp() {
 		return
 	}
 	e.client.log().Info("redis is up again", zap.String("redis", e.name), zap.Duration("outage", micro(outage)))
+	emitStoreUp(e.name, micro(outage))
 }
 
 // stillDown says once that the first connection could not be made.
@@ -309,6 +311,7 @@ func (e *endpoint) stillDown(err error) {
 	if first {
 		e.client.counts.outages.Add(1)
 		e.client.log().Warn("redis cannot be reached, deciding without it", zap.String("redis", e.name), zap.Error(err))
+		emitStoreDown(e.name, err)
 	}
 }
 

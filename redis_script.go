@@ -77,10 +77,22 @@ func (b *batch) add(prefix string, charges []Charge) {
 		b.requests = binary.BigEndian.AppendUint16(b.requests, b.bucket(key, policy, c.Zone))
 		b.requests = binary.BigEndian.AppendUint16(b.requests, policy)
 		b.requests = binary.BigEndian.AppendUint16(b.requests, b.record(key, c.Penalty))
-		b.requests = appendInt7(b.requests, c.BlockedFor)
+		b.knownBlock(c)
 		if c.Ask > 0 {
 			b.requests = appendInt7(b.requests, c.Ask)
 		}
+	}
+}
+
+// knownBlock packs what the caller knows of a block.
+func (b *batch) knownBlock(c *Charge) {
+	known := c.BlockedFor
+	if c.BlockByHand {
+		known = -known
+	}
+	b.requests = appendInt7(b.requests, known)
+	if known != 0 {
+		b.requests = appendInt7(b.requests, c.BlockTold)
 	}
 }
 
@@ -311,6 +323,7 @@ func (r *replyReader) block(out *outcome, charges int) error {
 	if err != nil || n[0] < 1 || n[0] > int64(charges) {
 		return errReply
 	}
-	out.verdict, out.charge, out.until, out.strikes, out.blockStarted = verdictBlocked, int(n[0])-1, n[1], n[2], n[3] == 1
+	out.verdict, out.charge, out.until, out.strikes = verdictBlocked, int(n[0])-1, n[1], n[2]
+	out.blockStarted, out.byHand = n[3] == 1, n[3] == 2
 	return nil
 }

@@ -92,8 +92,7 @@ func settledState(now int64, c *Charge, bucket, record string) peeked {
 	b, _, _ = b.settledBeside(leased, c.Limit, now)
 	p.tokens = b.Tokens
 	if c.Penalty != nil {
-		p.record, p.hand = decodeRecord(record)
-		p.record, _ = p.record.settled(c.Penalty, now)
+		p.record, _ = decodeRecord(record).settled(c.Penalty, now)
 	}
 	return p
 }
@@ -112,19 +111,18 @@ func decodeBucket(raw string) (b Bucket, leased leaseSums) {
 	return b, leased
 }
 
-// decodeRecord reads a record of strikes as bucket.lua stores it; what it does not know is none. hand is what an operator has set:
-// a block until then, or an amnesty until less than nothing.
-func decodeRecord(raw string) (r strikeRecord, hand int64) {
+// decodeRecord reads a record of strikes as bucket.lua stores it; what it does not know is none.
+func decodeRecord(raw string) (r strikeRecord) {
 	const plain, byHand = 17, 24
 	if !(len(raw) == plain && raw[0] == 1 || len(raw) == byHand && raw[0] == 2) {
-		return strikeRecord{}, 0
+		return strikeRecord{}
 	}
 	r.strikes = int64(binary.BigEndian.Uint16([]byte(raw[1:])))
 	r.until, r.last = uint7(raw[3:]), uint7(raw[10:])
 	if len(raw) == byHand {
-		hand = int7(raw[17:])
+		r.hand = int7(raw[17:])
 	}
-	return r, hand
+	return r
 }
 
 // uint7 reads seven bytes as Lua packs them, int7 with a sign.

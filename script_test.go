@@ -98,22 +98,51 @@ func (s scripted) takeAll(t rapid.TB, now int64, requests [][]Charge) []outcome 
 	return outs
 }
 
-// unblock leaves a record of no strikes, as unblock.lua does.
-func (m *plain) unblock(now int64, id ID, p *penaltyRules) (had bool) {
+// act does what an operator wants, as hand.lua does.
+func (m *plain) act(now int64, id ID, p *penaltyRules, time int64) byHand {
 	name := recordName(&Charge{ID: id, Penalty: p})
-	had = m.records[name].strikes > 0
-	m.records[name] = strikeRecord{last: now}
-	return had
+	r := m.records[name]
+	done := byHand{now: now, had: r.strikes > 0 || r.hand > now}
+	switch {
+	case time > 0:
+		r.hand = now + time
+	case time < 0:
+		r = strikeRecord{last: now, hand: time - now}
+	default:
+		r = strikeRecord{last: now}
+	}
+	m.records[name] = r
+	if r.ends() > now {
+		done.ends = r.ends()
+	}
+	return done
 }
 
-func (s scripted) unblock(t rapid.TB, now int64, id ID, p *penaltyRules) (had bool) {
+func (m *plain) garble(id ID, p *penaltyRules, r strikeRecord) {
+	m.records[recordName(&Charge{ID: id, Penalty: p})] = r
+}
+
+// act runs hand.lua.
+func (s scripted) act(t rapid.TB, now int64, id ID, p *penaltyRules, time int64) byHand {
 	// The clock of the script is that of Redis: the test's stands in for it.
-	script := strings.Replace(unblockScript, "redis.call('TIME')", fmt.Sprintf("{%d, %d}", now/1e6, now%1e6), 1)
-	n, err := s.client.Eval(context.Background(), script, []string{identityKey(s.prefix, id)}, "p"+p.group, p.max/1000+1000).Int()
-	if err != nil {
-		t.Fatalf("unblock: %v", err)
+	script := strings.Replace(handScript, "redis.call('TIME')", fmt.Sprintf("{%d, %d}", now/1e6, now%1e6), 1)
+	reply, err := s.client.Eval(context.Background(), script, []string{identityKey(s.prefix, id)}, "p"+p.group, time, handTTL).Int64Slice()
+	if err != nil || len(reply) != 3 || reply[0] != now {
+		t.Fatalf("reply %v: %v", reply, err)
 	}
-	return n == 1
+	return byHand{now: reply[0], had: reply[1] == 1, ends: reply[2]}
+}
+
+// garble stores a record as it is, whatever it says.
+func (s scripted) garble(t rapid.TB, id ID, p *penaltyRules, r strikeRecord) {
+	packed := appendInt7(appendInt7([]byte{1, byte(r.strikes >> 8), byte(r.strikes)}, r.until), r.last)
+	if r.hand != 0 {
+		packed = appendInt7(packed, r.hand)
+		packed[0] = 2
+	}
+	if err := s.client.HSet(context.Background(), identityKey(s.prefix, id), "p"+p.group, packed).Err(); err != nil {
+		t.Fatalf("storing garbage: %v", err)
+	}
 }
 
 // drawLimit draws from rates of all sizes, odd ones included.
@@ -131,17 +160,35 @@ func drawLimit(t *rapid.T) Limit {
 	return limit
 }
 
-// drawKnownBlock draws for how long a block still lasts that the caller knows of: the same for all charges with one record.
-func drawKnownBlock(t *rapid.T, charges []Charge, c *Charge) int64 {
-	for i := range charges {
-		if charges[i].Penalty == c.Penalty && charges[i].ID == c.ID {
-			return charges[i].BlockedFor
+// drawKnownBlock draws a block that the caller knows of: the same for all charges with one record.
+func drawKnownBlock(t *rapid.T, now int64, charges []Charge, c *Charge) {
+	for _, other := range charges {
+		if other.Penalty == c.Penalty && other.ID == c.ID {
+			c.BlockedFor, c.BlockTold, c.BlockByHand = other.BlockedFor, other.BlockTold, other.BlockByHand
+			return
 		}
 	}
-	return rapid.SampledFrom([]int64{0, 0, 0, 0, 0, 1, 3e6, 1e11}).Draw(t, "known block")
+	c.BlockedFor = rapid.SampledFrom([]int64{0, 0, 0, 0, 0, 1, 3e6, 1e11, 1e13}).Draw(t, "known block")
+	c.BlockTold = max(now-rapid.SampledFrom([]int64{0, 1, 4e6, 2e9, 1e12, 3e12, -5e6, maxExact}).Draw(t, "told"), 0)
+	c.BlockByHand = rapid.Bool().Draw(t, "known to be by hand")
 }
 
-func drawCharges(t *rapid.T, ids []ID, rules []*penaltyRules) []Charge {
+// drawRecord draws what somebody may have stored.
+func drawRecord(t *rapid.T, now int64) strikeRecord {
+	when := rapid.SampledFrom([]int64{0, 1, now - 1e12, now - 2e6, now, now + 1, now + 5e6, now + 1e11, now + maxByHand + 2e9, maxExact - 1})
+	r := strikeRecord{strikes: rapid.SampledFrom([]int64{0, 1, 3, 4, maxStrikes}).Draw(t, "strikes"), until: when.Draw(t, "until"), last: when.Draw(t, "last")}
+	if r.hand = when.Draw(t, "hand"); rapid.Bool().Draw(t, "amnesty") {
+		r.hand = -r.hand
+	}
+	return r
+}
+
+// drawAct draws what an operator does, in microseconds of a block, or below 0 of an amnesty.
+func drawAct(t *rapid.T) int64 {
+	return rapid.SampledFrom([]int64{0, 1, 5e6, 3600e6, 1e11, maxByHand, -1, -5e6, -3600e6}).Draw(t, "act")
+}
+
+func drawCharges(t *rapid.T, now int64, ids []ID, rules []*penaltyRules) []Charge {
 	zones := rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"a", "b", "c", "d"}), 1, 4, rapid.ID[string]).Draw(t, "zones")
 	charges := make([]Charge, 0, len(zones))
 	for _, zone := range zones {
@@ -160,7 +207,7 @@ func drawCharges(t *rapid.T, ids []ID, rules []*penaltyRules) []Charge {
 		}
 		if g := rapid.IntRange(0, len(rules)).Draw(t, "group"); g > 0 {
 			c.Penalty = rules[g-1]
-			c.BlockedFor = drawKnownBlock(t, charges, &c)
+			drawKnownBlock(t, now, charges, &c)
 		}
 		charges = append(charges, c)
 	}
@@ -186,15 +233,26 @@ func TestScriptIsTheModel(t *testing.T) {
 		now := int64(1_764_550_000_123_456)
 		for range rapid.IntRange(250, 400).Draw(t, "steps") {
 			now += rapid.SampledFrom([]int64{0, 1, 999, 1e3, 3e4, 1e5, 1e6, 3e6, 61e6, 3600e6, 7200e6, 1e11, -5e6}).Draw(t, "idle")
-			if rapid.IntRange(0, 19).Draw(t, "unblock") == 0 {
+			if by := rapid.IntRange(0, 29).Draw(t, "by hand"); by < 2 {
 				id, p := rapid.SampledFrom(ids).Draw(t, "whom"), rapid.SampledFrom(rules).Draw(t, "of which group")
-				if got, want := script.unblock(t, now, id, p), model.unblock(now, id, p); got != want {
-					t.Fatalf("unblock: the script had strikes: %v, the model: %v", got, want)
+				if by == 0 {
+					garbage := drawRecord(t, now)
+					script.garble(t, id, p, garbage)
+					model.garble(id, p, garbage)
 				}
+				time := drawAct(t)
+				if got, want := script.act(t, now, id, p, time), model.act(now, id, p, time); got != want {
+					t.Fatalf("by hand for %d: script %+v, model %+v", time, got, want)
+				}
+			}
+			if rapid.IntRange(0, 39).Draw(t, "garbage") == 0 {
+				id, p, garbage := rapid.SampledFrom(ids).Draw(t, "whom"), rapid.SampledFrom(rules).Draw(t, "of which group"), drawRecord(t, now)
+				script.garble(t, id, p, garbage)
+				model.garble(id, p, garbage)
 			}
 			requests := make([][]Charge, rapid.SampledFrom([]int{1, 1, 1, 2, 5}).Draw(t, "requests in the batch"))
 			for i := range requests {
-				requests[i] = drawCharges(t, ids, rules)
+				requests[i] = drawCharges(t, now, ids, rules)
 			}
 			for i, got := range script.takeAll(t, now, requests) {
 				want := model.take(now, requests[i])

@@ -49,6 +49,9 @@ type Charge struct {
 	// BlockedFor is how long, in microseconds, a block still lasts that this process knows of. Where the store has lost it, as
 	// at a failover, it is set again; where somebody has lifted it, it is not. 0: none is known.
 	BlockedFor int64
+	// BlockTold is when the store told of that block, in microseconds by its clock, and BlockByHand whether an operator set it.
+	BlockTold   int64
+	BlockByHand bool
 	// NoStrike says that a block holds but a refusal is no strike (early data).
 	NoStrike bool
 	// DryRun says that the charge is evaluated, and paid where it can be, but never refuses.
@@ -167,4 +170,6 @@ type Decision struct {
 	Strikes int64
 	// BlockStarted says that this refusal started a block.
 	BlockStarted bool
+	// ByHand says that an operator set the block.
+	ByHand bool
 }

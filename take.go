@@ -33,6 +33,8 @@ type outcome struct {
 	// charge is the index of the charge that blocks, until the end of that block.
 	charge int
 	until  int64
+	// byHand says that an operator set that block.
+	byHand bool
 	// strikes is the highest count among the records that this refusal struck, 0 if none.
 	strikes int64
 	// blockStarted says that one of those strikes started a block.
@@ -50,7 +52,8 @@ func take(now int64, charges []Charge, states []state, tokens []int64) outcome {
 	out := outcome{now: now, tokens: tokens}
 	settleRecords(now, charges, states)
 	if i, blocked := longestBlock(now, charges, states); blocked {
-		out.verdict, out.charge, out.until = verdictBlocked, i, states[recordOf(charges, i)].record.until
+		record := &states[recordOf(charges, i)].record
+		out.verdict, out.charge, out.until, out.byHand = verdictBlocked, i, record.ends(), record.ends() == record.hand
 		return out
 	}
 	settleBuckets(now, charges, states, &out)
@@ -76,14 +79,22 @@ func settleRecords(now int64, charges []Charge, states []state) {
 	for i := range charges {
 		if p := charges[i].Penalty; p != nil && recordOf(charges, i) == i {
 			s := &states[i]
-			if s.record == (strikeRecord{}) && charges[i].BlockedFor > 0 {
-				s.record, s.wroteRecord = p.restored(now, charges[i].BlockedFor), true
-			} else {
-				s.record, s.wroteRecord = s.record.settled(p, now)
+			stored := s.record
+			s.record, s.wroteRecord = stored.settled(p, now)
+			if charges[i].knowsBetter(now, stored) && s.record.ends() <= now {
+				s.record, s.wroteRecord = s.record.restored(p, now, charges[i].BlockedFor, charges[i].BlockByHand), true
 			}
 			s.considered = false
 		}
 	}
+}
+
+// knowsBetter says whether the store has lost the block that the caller knows of: it was told after everything that is stored. One
+// that was lifted is stored as that, for as long as anybody may restore it. Where the store's clock went back, at a failover, times
+// before and after cannot be compared: what is stored then holds.
+func (c *Charge) knowsBetter(now int64, stored strikeRecord) bool {
+	written := stored.written()
+	return c.BlockedFor > 0 && c.BlockTold > max(written, now-maxByHand) && (c.BlockTold <= now || written == 0)
 }
 
 // settleBuckets refills every bucket; one that cannot pay its charge refuses the request.
@@ -145,7 +156,7 @@ func longestBlock(now int64, charges []Charge, states []state) (int, bool) {
 		if charges[i].Penalty == nil || charges[i].DryRun {
 			continue
 		}
-		if u := states[recordOf(charges, i)].record.until; u > until {
+		if u := states[recordOf(charges, i)].record.ends(); u > until {
 			longest, until = i, u
 		}
 	}
@@ -160,7 +171,7 @@ func strike(charges []Charge, states []state, out *outcome) {
 			continue
 		}
 		s := &states[recordOf(charges, i)]
-		if s.considered {
+		if s.considered || s.record.hand < 0 {
 			continue
 		}
 		s.considered = true
@@ -181,7 +192,7 @@ func strike(charges []Charge, states []state, out *outcome) {
 
 // decision puts an outcome into the words of the zone that binds.
 func (out *outcome) decision(charges []Charge, source Source) Decision {
-	d := Decision{Source: source, Now: out.now, Strikes: out.strikes, BlockStarted: out.blockStarted}
+	d := Decision{Source: source, Now: out.now, Strikes: out.strikes, BlockStarted: out.blockStarted, ByHand: out.byHand}
 	switch out.verdict {
 	case verdictBlocked:
 		out.describeBlock(&d, &charges[out.charge])

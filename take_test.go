@@ -108,7 +108,7 @@ func TestTake(t *testing.T) {
 		{"blocked: nothing is looked at or written", []Charge{ap, b}, []state{struckBefore(holding(a, 9), 4, time.Minute), holding(b, 9)}, "blocked by 0 for 1m0s; left 0 0"},
 		{"the longest block counts", []Charge{ap, bp}, []state{struckBefore(holding(a, 9), 4, time.Minute), struckBefore(holding(b, 9), 5, time.Hour)}, "blocked by 1 for 1h0m0s; left 0 0"},
 		{"of two that end together, the first", []Charge{ap, bp}, []state{struckBefore(holding(a, 9), 4, time.Minute), struckBefore(holding(b, 9), 5, time.Minute)}, "blocked by 0 for 1m0s; left 0 0"},
-		{"a block that ends now has ended", []Charge{ap}, []state{{record: strikeRecord{4, testNow, testNow - 5}}}, "allowed; left 9b"},
+		{"a block that ends now has ended", []Charge{ap}, []state{{record: strikeRecord{4, testNow, testNow - 5, 0}}}, "allowed; left 9b"},
 		{"a block that is too long is repaired", []Charge{ap}, []state{struckBefore(holding(a, 9), 4, 24*time.Hour)}, "blocked by 0 for 1h0m0s; left 0r"},
 		{"a dry run is not blocked", []Charge{with(ap, dry), b}, []state{struckBefore(holding(a, 9), 4, time.Minute), holding(b, 9)}, "allowed; left 8b 4b"},
 

@@ -1,0 +1,140 @@
+package ratelimit
+
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+)
+
+// This file holds the blocks that one remote store told this process of.
+//
+// They are bounded: where there are too many, those go that end soonest. Requests of their clients then cost a call each, and such
+// a block is lost if the store loses it.
+
+// heardBlock is what is known of a block. Times are in microseconds by the clock of this process, but told.
+type heardBlock struct {
+	until  int64 // when it ends; 0 if an operator has just lifted it here
+	byHand bool
+	told   int64 // when the store said so, by its clock; 0: it was not reached
+	asked  int64 // when the store was asked last
+	since  int64 // what was asked before that is no news
+}
+
+// liftedLife is how long it is remembered that a block was lifted here: longer than a call that was under way can take.
+const liftedLife = 2 * recheckEvery
+
+// knownBlocks holds the blocks by identity and group. All methods may be called at the same time.
+type knownBlocks struct {
+	seed   maphash.Seed
+	groups nameTable
+	shards [shardCount]knownShard
+	count  atomic.Int64
+}
+
+type knownShard struct {
+	mu     sync.Mutex
+	blocks table[heardBlock]
+}
+
+func newKnownBlocks() *knownBlocks {
+	k := &knownBlocks{seed: maphash.MakeSeed()}
+	for i := range k.shards {
+		k.shards[i].blocks = newTable[heardBlock]()
+	}
+	return k
+}
+
+// lock locks the shard of an identity and returns where its block in a group is, -1 if none is known. The caller unlocks the
+// shard.
+func (k *knownBlocks) lock(id ID, group string) (s *knownShard, key entryKey, at int32) {
+	s, key = &k.shards[maphash.Bytes(k.seed, id[:])%shardCount], entryKey{id, k.groups.number(group)}
+	s.mu.Lock()
+	return s, key, s.blocks.find(key)
+}
+
+// find returns what is known of a block.
+func (k *knownBlocks) find(id ID, group string) (b heardBlock, known bool) {
+	s, _, at := k.lock(id, group)
+	defer s.mu.Unlock()
+	if at < 0 {
+		return heardBlock{}, false
+	}
+	return *s.blocks.value(at), true
+}
+
+// recheck notes that the store is asked now, if that was so many microseconds ago, and says whether it was.
+func (k *knownBlocks) recheck(now int64, id ID, group string, ago int64) bool {
+	s, _, at := k.lock(id, group)
+	defer s.mu.Unlock()
+	if at < 0 || now-s.blocks.value(at).asked < ago {
+		return false
+	}
+	s.blocks.value(at).asked = now
+	return true
+}
+
+// setAsked changes when the store was asked about a block, if one is known.
+func (k *knownBlocks) setAsked(asked int64, id ID, group string) {
+	s, _, at := k.lock(id, group)
+	defer s.mu.Unlock()
+	if at >= 0 {
+		s.blocks.value(at).asked = asked
+	}
+}
+
+// hear keeps what the store answered to a call that was sent at a time, unless something newer is known.
+func (k *knownBlocks) hear(sent, now int64, id ID, group string, b heardBlock, maxKeys int) {
+	s, key, at := k.lock(id, group)
+	defer s.mu.Unlock()
+	if at >= 0 && s.blocks.value(at).since > sent {
+		return
+	}
+	b.since = sent
+	k.put(s, key, at, now, b, maxKeys)
+}
+
+// set keeps what an operator did here at this time: a block, or that there is none.
+func (k *knownBlocks) set(now int64, id ID, group string, b heardBlock, maxKeys int) {
+	s, key, at := k.lock(id, group)
+	defer s.mu.Unlock()
+	b.since = now
+	k.put(s, key, at, now, b, maxKeys)
+}
+
+// put stores a block in a locked shard.
+func (k *knownBlocks) put(s *knownShard, key entryKey, at int32, now int64, b heardBlock, maxKeys int) {
+	gone := max(b.until, b.since+liftedLife)
+	if at >= 0 {
+		s.blocks.set(at, b, gone)
+		return
+	}
+	for range 2 {
+		if s.blocks.soonest() <= now {
+			k.drop(s)
+		}
+	}
+	if int(s.blocks.order.len) >= max(maxKeys/2/shardCount, 1) {
+		if s.blocks.soonest() >= gone {
+			return
+		}
+		k.drop(s)
+	}
+	s.blocks.insert(key, b, gone)
+	k.count.Add(1)
+}
+
+// drop removes the block of a locked shard that ends soonest.
+func (k *knownBlocks) drop(s *knownShard) {
+	s.blocks.removeSoonest()
+	k.count.Add(-1)
+}
+
+// forget drops a block of which the store knows nothing, as it answered to a call that was sent at a time.
+func (k *knownBlocks) forget(sent int64, id ID, group string) {
+	s, _, at := k.lock(id, group)
+	defer s.mu.Unlock()
+	if at >= 0 && s.blocks.value(at).since <= sent {
+		s.blocks.remove(at)
+		k.count.Add(-1)
+	}
+}
