@@ -42,5 +42,6 @@ func (w *watcher) decided(r *http.Request, _ *progress, charges []Charge, d *Dec
 	if d.Strikes > 0 {
 		w.h.penalty.countDry(decidingCharge(charges, d).counts, d.Strikes)
 	}
+	w.h.countTop(r, charges, d)
 	w.h.journal.decided(r, charges, d)
 }
