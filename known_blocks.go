@@ -52,14 +52,18 @@ func (k *knownBlocks) lock(id ID, group string) (s *knownShard, key entryKey, at
 	return s, key, s.blocks.find(key)
 }
 
-// find returns what is known of a block.
-func (k *knownBlocks) find(id ID, group string) (b heardBlock, known bool) {
+// find returns what is known of a block that has not ended; until is 0 if there is none. It drops one whose time is over, so that
+// nobody is looked up any more when the last is.
+func (k *knownBlocks) find(now int64, id ID, group string) (b heardBlock) {
 	s, _, at := k.lock(id, group)
 	defer s.mu.Unlock()
-	if at < 0 {
-		return heardBlock{}, false
+	if at >= 0 && s.blocks.value(at).until > now {
+		b = *s.blocks.value(at)
 	}
-	return *s.blocks.value(at), true
+	if s.blocks.soonest() <= now {
+		k.drop(s)
+	}
+	return b
 }
 
 // recheck notes that the store is asked now, if that was so many microseconds ago, and says whether it was.
