@@ -45,6 +45,7 @@ func adminRoutes() map[string]map[string]adminAnswer {
 		"block":    {http.MethodPost: blockClient},
 		"unblock":  {http.MethodPost: unblockClient},
 		"inspect":  {http.MethodPost: inspect},
+		"explain":  {http.MethodPost: explain},
 		"reset":    {http.MethodPost: resetBucket},
 		"override": {http.MethodGet: listOverrides, http.MethodPost: setOverride, http.MethodDelete: endOverride},
 	}

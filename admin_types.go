@@ -253,6 +253,8 @@ type explainInfo struct {
 	Handlers []explainedHandler `json:"handlers"`
 	// Unsure names what stands before a handler and may change the request, such as auth.
 	Unsure []string `json:"unsure,omitempty"`
+	// AnsweredBy is the handler that answers a request which no limit refuses, empty if that is not known.
+	AnsweredBy string `json:"answered_by,omitempty"`
 }
 
 // explainedHandler is one rate_limit that the request meets.
@@ -276,6 +278,7 @@ type explainedZone struct {
 	KeyValue   string `json:"key_value,omitempty"` // what it is for this request
 	Cost       int64  `json:"cost,omitempty"`
 	Sensitive  bool   `json:"sensitive,omitempty"`
+	DryRun     bool   `json:"dry_run,omitempty"`
 	Verdict    string `json:"verdict,omitempty"` // allowed, limited or blocked, of this zone alone
 	RetryAfter int64  `json:"retry_after,omitempty"`
 	clientInfo

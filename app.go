@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -67,14 +68,19 @@ type App struct {
 	// Zones for handlers that name them without a definition.
 	Zones map[string]*Zone `json:"zones,omitempty"`
 
-	logger *zap.Logger
-	warned map[string]bool
-	hasher *hasher
-	stores *memoryStores
-	holds  bool // the stores, and must release them
-	before *App // that was running when this one was started; it still is if this one is rejected
-	ended  bool
-	limits string // a hash of all of them
+	ctx      caddy.Context
+	logger   *zap.Logger
+	requests emitter                 // a handler
+	deaf     [eventKinds]atomic.Bool // nobody listens to events of the kind
+	warned   map[string]bool
+	hasher   *hasher
+	stores   *memoryStores
+	holds    bool // the stores, and must release them
+	before   *App // that was running when this one was started; it still is if this one is rejected
+	ended    bool
+	limits   string // a hash of all of them
+	// unzoned counts requests that no zone decided.
+	unzoned *zoneCounts
 
 	// What the handlers of this configuration have in common, by name; the first that names something defines it.
 	zones     map[string]*Zone
@@ -85,14 +91,24 @@ type App struct {
 	handlers  []*Handler    // in the order in which they were provisioned
 }
 
+// emitter is a module in whose name something is said of requests that it is too late to ask for theirs.
+type emitter struct {
+	ctx caddy.Context
+	log *zap.Logger
+}
+
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "rate_limit", New: func() caddy.Module { return new(App) }}
 }
 
 // Provision implements caddy.Provisioner. It needs no network.
-func (a *App) Provision(ctx caddy.Context) error {
-	a.logger = ctx.Logger()
+func (a *App) Provision(ctx caddy.Context) (err error) {
+	a.ctx, a.logger = ctx, ctx.Logger()
+	registerMetrics(ctx, a.logger)
+	if a.unzoned, err = countsOf(ctx, ""); err != nil {
+		return err
+	}
 	a.warned, a.places = map[string]bool{}, map[string]string{}
 	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
 	if err := a.setDefaults(); err != nil {
@@ -162,10 +178,11 @@ func (a *App) Start() error {
 }
 
 // Stop implements caddy.App. Requests are still served after it, so nothing ends here but what other nodes think of this one:
-// after the last configuration it leaves.
+// after the last configuration it leaves, and what was not summed up yet is logged.
 func (a *App) Stop() error {
 	a.end()
 	if running.Load() == nil {
+		processBook.write()
 		a.leaveNodes()
 	}
 	return nil

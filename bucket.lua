@@ -26,6 +26,7 @@
 --   3 leased    as 0, and what was leased for each charge, which is not among what is left
 --   2 blocked   the number of the charge that blocks, until when, the strikes if it was one, and 1 if a block started or 2 if
 --               an operator set it
+-- What is left for a charge in a dry run that could not be paid is marked: it is -left - 1.
 --
 -- Leases: who leased tokens may use them for 100 ms from before he asked. What is left never counts as more than the burst less
 -- what was leased in this and in the previous period, so that bucket and leases together are never more than the burst.
@@ -263,7 +264,7 @@ for _ = 1, nrequests do
       local p, b, tokens = ps[i], bs[i], ts[i]
       local grant = asks[i]
       if tokens < p.cost then
-        grant = 0
+        grant, tokens = 0, -tokens - 1
       else
         local leased, before = leasedNow[i], beforeNow[i]
         tokens = min(tokens - p.cost, max(p.burst - leased - before, 0))
@@ -314,7 +315,8 @@ for _ = 1, nrequests do
     else
       reply[verdict], reply[verdict + 1] = 1, strikes
       for i = 1, n do
-        reply[verdict + 1 + i] = ts[i]
+        local short = ps[i].dry and ts[i] < ps[i].cost
+        reply[verdict + 1 + i] = short and -ts[i] - 1 or ts[i]
       end
       replies = verdict + 1 + n
     end

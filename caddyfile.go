@@ -35,7 +35,9 @@ func init() {
 //		answer  auto | json | error
 //		jitter  <part>
 //		log_key [on | off]
+//		log_refusals off | debug | info | warn | error
 //		dry_run
+//		dry_run_header <name>
 //	}
 //
 // A zone without a block is the one of that name in the global option.
@@ -59,18 +61,20 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 func handlerOptions(b blockReader, h *Handler) optionTable {
 	h.Zones = map[string]*Zone{}
 	return optionTable{
-		"redis":   once(b.redis(&h.Redis)),
-		"nodes":   once(b.nodes(&h.Nodes, &h.NodesAuto)),
-		"exempt":  repeatable(b.matcher("exempt", &h.ExemptRaw)),
-		"zone":    repeatable(b.zone(h.Zones)),
-		"penalty": once(b.penalty(&h.Penalty)),
-		"shed":    once(b.shed(&h.Shed)),
-		"headers": once(b.notYet(b.oneOf(&h.Headers, "on", "off"), "draft", "both")),
-		"reset":   once(b.oneOf(&h.Reset, "epoch", "delta")),
-		"answer":  once(b.oneOf(&h.Answer, "auto", "json", "error")),
-		"jitter":  once(b.part(&h.Jitter)),
-		"log_key": once(b.toggle(&h.LogKey)),
-		"dry_run": once(b.flag(&h.DryRun)),
+		"redis":          once(b.redis(&h.Redis)),
+		"nodes":          once(b.nodes(&h.Nodes, &h.NodesAuto)),
+		"exempt":         repeatable(b.matcher("exempt", &h.ExemptRaw)),
+		"zone":           repeatable(b.zone(h.Zones)),
+		"penalty":        once(b.penalty(&h.Penalty)),
+		"shed":           once(b.shed(&h.Shed)),
+		"headers":        once(b.notYet(b.oneOf(&h.Headers, "on", "off"), "draft", "both")),
+		"reset":          once(b.oneOf(&h.Reset, "epoch", "delta")),
+		"answer":         once(b.oneOf(&h.Answer, "auto", "json", "error")),
+		"jitter":         once(b.part(&h.Jitter)),
+		"log_key":        once(b.toggle(&h.LogKey)),
+		"log_refusals":   once(b.oneOf(&h.LogRefusals, "off", "debug", "info", "warn", "error")),
+		"dry_run":        once(b.flag(&h.DryRun)),
+		"dry_run_header": once(b.markName(&h.DryRunHeader)),
 	}
 }
 

@@ -12,7 +12,7 @@ type wrong struct{ text, want string }
 
 const (
 	knownInZone   = "known here: burst, cost, dry_run, headers, ipv4_prefix, ipv6_prefix, key, lease, match, on_empty, on_store_error, penalty, rate, sensitive, store"
-	knownInBlock  = "known here: answer, dry_run, exempt, headers, jitter, log_key, nodes, penalty, redis, reset, shed, zone"
+	knownInBlock  = "known here: answer, dry_run, dry_run_header, exempt, headers, jitter, log_key, log_refusals, nodes, penalty, redis, reset, shed, zone"
 	knownInRedis  = "known here: address, cluster, db, master_name, password, pool_size, sensitive_timeout, sentinel_password, sentinel_username, timeout, tls_client_cert_path, tls_client_cert_pem, tls_client_key_path, tls_client_key_pem, tls_enabled, tls_insecure, tls_server_certs_path, tls_server_certs_pem, tls_server_name, username"
 	knownInGlobal = "known here: key_secret, max_keys, nodes, penalty, prefix, redis, zone"
 )
@@ -175,6 +175,13 @@ var wrongInBlock = []wrong{
 	{`jitter NaN`, `rate_limit: jitter "NaN": write a number from 0 to 1, like 0.1, at Caddyfile:3`},
 	{`jitter 10%`, `rate_limit: jitter "10%": write a number from 0 to 1, like 0.1, at Caddyfile:3`},
 	{`log_key yes`, `rate_limit: log_key "yes": write on or off, at Caddyfile:3`},
+	{`log_refusals`, `rate_limit: log_refusals needs a value: off, debug, info, warn or error, at Caddyfile:3`},
+	{`log_refusals on`, `rate_limit: log_refusals "on": write off, debug, info, warn or error, at Caddyfile:3`},
+	{`dry_run_header`, `rate_limit: dry_run_header needs the name of a request header, at Caddyfile:3`},
+	{`dry_run_header "X Dry"`, "rate_limit: dry_run_header \"X Dry\": the name of a header is 1 to 64 letters, digits and any of !#$%&'*+-.^_`|~, at Caddyfile:3"},
+	{`dry_run_header X-Dry:`, "rate_limit: dry_run_header \"X-Dry:\": the name of a header is 1 to 64 letters, digits and any of !#$%&'*+-.^_`|~, at Caddyfile:3"},
+	{`dry_run_header connection`, `rate_limit: dry_run_header "connection": the header has a meaning of its own: invent one, like X-Dry-Run, at Caddyfile:3`},
+	{`dry_run_header X_RateLimit_Reason`, `rate_limit: dry_run_header "X_RateLimit_Reason": the header has a meaning of its own: invent one, like X-Dry-Run, at Caddyfile:3`},
 	{`dry_run off`, `rate_limit: dry_run: unexpected argument "off", at Caddyfile:3`},
 	{"distributed {\nread_interval 5s\n}", `rate_limit: unknown option "distributed": write redis <address> to share limits between nodes; ` + knownInBlock + `, at Caddyfile:3`},
 	{`@api path /api`, `rate_limit: unknown option "@api": named matchers are defined in the site, beside rate_limit; ` + knownInBlock + `, at Caddyfile:3`},

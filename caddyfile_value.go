@@ -173,3 +173,14 @@ func (b blockReader) keyPrefix(to *string) func() error {
 		return nil
 	})
 }
+
+// markName reads the name of a header for marks.
+func (b blockReader) markName(to *string) func() error {
+	return b.value("the name of a request header", func(word, text string) error {
+		if err := checkMarkName(text); err != nil {
+			return b.errorf("%s %q: %w", word, text, err)
+		}
+		*to = text
+		return nil
+	})
+}

@@ -124,8 +124,11 @@ func (f errorFlow) answers(view *http.Request) bool {
 	if !ok {
 		groups = map[string]struct{}{}
 	}
-	return follow(f.routes, view, groups) == endAnswered
+	return follow(f.routes, view, groups, answersAlways) == endAnswered
 }
+
+// answersAlways takes every handler for one that answers.
+func answersAlways(caddyhttp.MiddlewareHandler) end { return endAnswered }
 
 // end is how a way through routes ends.
 type end uint8
@@ -139,8 +142,8 @@ const (
 	endDead
 )
 
-// follow goes the way of a request through routes.
-func follow(routes caddyhttp.RouteList, r *http.Request, groups map[string]struct{}) end {
+// follow goes the way of a request through routes. visit says what becomes of it at a handler that is no subroute.
+func follow(routes caddyhttp.RouteList, r *http.Request, groups map[string]struct{}, visit func(caddyhttp.MiddlewareHandler) end) end {
 	for i := range routes {
 		route := &routes[i]
 		if _, passed := groups[route.Group]; passed {
@@ -157,11 +160,13 @@ func follow(routes caddyhttp.RouteList, r *http.Request, groups map[string]struc
 			groups[route.Group] = struct{}{}
 		}
 		for _, handler := range route.Handlers {
-			sub, ok := handler.(*caddyhttp.Subroute)
-			if !ok {
-				return endAnswered
+			e := endOpen
+			if sub, ok := handler.(*caddyhttp.Subroute); ok {
+				e = follow(sub.Routes, r, groups, visit)
+			} else {
+				e = visit(handler)
 			}
-			if e := follow(sub.Routes, r, groups); e != endOpen {
+			if e != endOpen {
 				return e
 			}
 		}

@@ -62,6 +62,7 @@ func (l *Limiter) Decide(ctx context.Context, charges []Charge) Decision {
 	there := l.takeRemote(ctx, remote)
 	if !there.Allowed {
 		l.local.giveBack(l.now(), local)
+		there.joinDry(&here)
 		return there
 	}
 	return tighter(here, there)
@@ -95,12 +96,23 @@ func (l *Limiter) split(charges []Charge) (local, remote []Charge) {
 	return local, remote
 }
 
-// tighter returns the one of two decisions that allow whose zone has the smaller part of its burst left.
+// tighter returns the one of two decisions that allow whose zone has the smaller part of its burst left, with what is known about
+// the charges of both.
 func tighter(a, b Decision) Decision {
 	if b.Zone == "" || a.Zone != "" && a.fraction <= b.fraction {
-		return a
+		a, b = b, a
 	}
+	b.joinDry(&a)
+	b.near.addAll(&a.near)
 	return b
+}
+
+// joinDry adds what another decision about the same request says of its charges in a dry run.
+func (d *Decision) joinDry(other *Decision) {
+	d.short.addAll(&other.short)
+	if d.WouldDeny == ReasonNone {
+		d.WouldDeny, d.WouldDenyZone = other.WouldDeny, other.WouldDenyZone
+	}
 }
 
 func (l *Limiter) takeLocal(charges []Charge) Decision {
@@ -145,6 +157,7 @@ func (l *Limiter) takeParts(ctx context.Context, parts [][]Charge) (all Decision
 		switch {
 		case !d.Allowed:
 			l.giveBack(ctx, parts[:i], from)
+			d.joinDry(&all)
 			return d
 		case i == 0:
 			all = d
@@ -232,18 +245,26 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 		return d
 	}
 	overrides.apply(l.now(), charges)
+	var dry Decision // what charges in a dry run would do
 	for i := range charges {
-		if c := &charges[i]; c.OnStoreError == PolicyDeny && !c.DryRun {
+		switch c := &charges[i]; {
+		case c.OnStoreError == PolicyDeny && c.DryRun:
+			dry.WouldDeny, dry.WouldDenyZone = ReasonUnavailable, c.Zone
+			dry.short.add(c.place)
+		case c.OnStoreError == PolicyDeny:
 			return Decision{Reason: ReasonUnavailable, Zone: c.Zone, Quiet: true, RetryAfter: l.remote.retryAfter(c), Now: l.now()}
 		}
 	}
 	counted := l.counted(charges)
 	if len(counted) == 0 {
-		return Decision{Allowed: true, Now: l.now()}
+		dry.Allowed, dry.Now = true, l.now()
+		return dry
 	}
 	var room [usualCharges]int64
 	out := l.shares.take(l.now(), counted, sized(room[:], len(counted)), l.maxKeys)
-	return out.decision(counted, SourceShare)
+	d := out.decision(counted, SourceShare)
+	d.joinDry(&dry)
+	return d
 }
 
 // counted returns those charges that are counted here while the store does not answer, as they are counted then.

@@ -12,6 +12,7 @@ import (
 
 // ServeHTTP implements caddyhttp.MiddlewareHandler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	h.clearMarks(r)
 	if r.Context().Value(caddyhttp.ErrorCtxKey) != nil { // it was limited before it failed
 		return next.ServeHTTP(w, r)
 	}
@@ -57,6 +58,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 type progress struct {
 	zones    []string
 	pools    []*slotPool
+	marks    []string // names of headers
 	shown    bool
 	fraction float64
 
@@ -115,6 +117,9 @@ func (h *Handler) admit(p *progress) (admission, bool) {
 		return admission{}, true
 	}
 	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
+		if h.DryRun {
+			h.watch.wouldShed()
+		}
 		return admission{}, h.DryRun
 	}
 	p.pools = append(p.pools, h.pool)
@@ -133,21 +138,28 @@ func (h *Handler) charges(p *progress, r *http.Request) ([]Charge, error) {
 		if slices.Contains(p.zones, z.charge.Zone) {
 			continue
 		}
-		c, claimed, err := z.claim(r, repl, h.app.hasher)
+		c, claimed, err := h.claim(z, r, repl, rules)
 		if err != nil {
 			return nil, err
 		}
 		if !claimed {
 			continue
 		}
-		if z.punishes() {
-			c.Penalty = rules
-		}
-		c.DryRun = c.DryRun || h.DryRun
+		c.place = uint8(len(charges))
 		charges = append(charges, c)
 		p.zones = append(p.zones, c.Zone)
 	}
 	return charges, nil
+}
+
+// claim returns what a zone charges a request for in this handler, and false if that is nothing.
+func (h *Handler) claim(z *Zone, r *http.Request, repl *caddy.Replacer, rules *penaltyRules) (Charge, bool, error) {
+	c, claimed, err := z.claim(r, repl, h.app.hasher)
+	if z.punishes() {
+		c.Penalty = rules
+	}
+	c.DryRun = c.DryRun || h.DryRun
+	return c, claimed, err
 }
 
 // rules returns the penalty that holds for a request, nil if none does.

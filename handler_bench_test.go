@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -26,11 +27,17 @@ func newArrival(t testing.TB, zones map[string]*Zone) *arrival {
 	t.Cleanup(cancel)
 	h := &Handler{app: provisionedApp(t), logger: zap.NewNop(), answers: *answering()}
 	h.limiter, _ = newTestLimiter(nil, 1)
+	h.watch = watcher{h}
 	for _, name := range sortedNames(zones) {
 		if err := zones[name].provision(ctx, name); err != nil {
 			t.Fatal(err)
 		}
 		h.zones = append(h.zones, zones[name])
+	}
+	h.watch = watcher{h}
+	var err error
+	if h.journal, err = newJournal(h, newLogbook(processMicros, func(time.Duration, func()) {})); err != nil {
+		t.Fatal(err)
 	}
 	w := sink{}
 	r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/", nil), caddy.NewReplacer(), httptest.NewRecorder(), nil)

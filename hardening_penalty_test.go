@@ -211,7 +211,7 @@ func TestBlocksCanBeLifted(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantReasons(t, n, "ok limited blocked", "/a", "X-Forwarded-For: 2001:db8:1::1")
-		if n.LogLines("2001:db8:1::/64") != 1 {
+		if n.LogLines("2001:db8:1::/64") != 2 { // refused, blocked
 			t.Error("no key in the clear in the log with log_key")
 		}
 		if list := awaitBlocks(t, n, 1); list[0].Store == "redis" && list[0].Key != "2001:db8:1::/64" {

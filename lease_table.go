@@ -199,7 +199,7 @@ func (h *hotKey) learn(sent int64, c *Charge, i int, d *Decision) {
 		h.asking = 0
 	}
 	if i < len(d.tokens) {
-		h.left = d.tokens[i]
+		h.left = unmarked(d.tokens[i])
 	}
 	if i >= len(d.grants) || d.grants[i] == 0 {
 		return

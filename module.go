@@ -28,7 +28,12 @@
 //	shed.go         slots for requests in flight
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	watch.go        what operators are told of each decision
+//	journal.go      what the log says about requests; journal_*.go bound and sum up what is said of refusals
+//	events.go       what Caddy's events app is told
+//	dry_run_header.go  what a backend is told about a dry run
 //	admin.go        what operators see and change; admin_types.go is what it takes and returns
+//	command.go      the commands that ask it, command_*.go what each of them takes and prints
+//	explain.go      what would become of a request; explain_routes.go goes its way, explain_limits.go asks the limits there
 //	clock.go, count.go, spelling.go  the process's clock, numbers in JSON that are at least 1, and words that were almost right
 package ratelimit
 
@@ -106,8 +111,17 @@ type Handler struct {
 	// Whether logs may hold keys in the clear. Default off: only their hashes.
 	LogKey bool `json:"log_key,omitempty"`
 
+	// At which level the log tells of refusals: `off`, `debug`, `info` (default), `warn` or `error`. A client has a line when it is
+	// refused for the first time in ten minutes, at most ten clients a second have one, and every ten seconds a line for each zone
+	// sums up. Blocks and shedding are told of in any case.
+	LogRefusals string `json:"log_refusals,omitempty"`
+
 	// Whether everything is evaluated and nothing refused, in all zones and pools of this handler.
 	DryRun bool `json:"dry_run,omitempty"`
+
+	// A request header that tells the backend what a dry run would have refused: a list like `limited;zone="api", overloaded`, absent
+	// if it would have refused nothing. What clients write there is removed from every request that meets this handler. Default: none.
+	DryRunHeader string `json:"dry_run_header,omitempty"`
 
 	logger  *zap.Logger
 	app     *App
@@ -119,6 +133,8 @@ type Handler struct {
 	limiter *Limiter
 	answers answerer
 	watch   watcher
+	journal *journal
+	marks   string // the header for marks, empty if there is none
 	// release gives back what Provision acquired. What it is about stays usable: requests are served after Cleanup.
 	release []func()
 }
@@ -138,6 +154,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.app = app.(*App)
+	if err := h.provisionMarks(); err != nil {
+		return err
+	}
 	if h.exempt, err = loadMatchers(ctx, h, "ExemptRaw", h.ExemptRaw); err != nil {
 		return fmt.Errorf("loading matchers of exempt: %w", err)
 	}
@@ -151,6 +170,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 	}
 	h.app.handlers = append(h.app.handlers, h)
+	if h.journal, err = newJournal(h, processBook); err != nil {
+		return err
+	}
+	h.app.requests = emitter{ctx, h.logger}
 	h.warn(ctx)
 	return nil
 }

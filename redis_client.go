@@ -50,6 +50,7 @@ var redisClients = caddy.NewUsagePool()
 type redisClient struct {
 	settings redisSettings
 	census   *census
+	counts   *storeCounts
 
 	mu         sync.Mutex
 	wire       *wire // nil while closed
@@ -77,7 +78,11 @@ type wire struct {
 // acquireRedis returns the client for the settings. releaseRedis MUST be called once for each.
 func acquireRedis(s redisSettings) (*redisClient, error) {
 	v, _, err := redisClients.LoadOrNew(s, func() (caddy.Destructor, error) {
-		return &redisClient{settings: s, census: newCensus(), held: true}, nil
+		counts, err := acquireStoreCounts(s.String())
+		if err != nil {
+			return nil, err
+		}
+		return &redisClient{settings: s, census: newCensus(), counts: counts, held: true}, nil
 	})
 	if err != nil {
 		return nil, err
@@ -94,6 +99,7 @@ func (c *redisClient) Destruct() error {
 	c.mu.Lock()
 	c.held = false
 	c.mu.Unlock()
+	releaseStoreCounts(c.settings.String())
 	c.leave(0)
 	return nil
 }

@@ -160,7 +160,9 @@ func (e *endpoint) take(ctx context.Context, patient bool, charges []Charge) (ou
 // ended learns from the end of a round trip on a lane that began at started.
 func (e *endpoint) ended(l *lane, started int64, err error) {
 	now := processMicros()
+	e.client.counts.called(now - started)
 	if classify(err) == classUnavailable {
+		e.client.counts.failed(err)
 		e.failed(l, started, now, err)
 	} else {
 		e.breaker.answered(now)
@@ -188,7 +190,9 @@ func (e *endpoint) failed(l *lane, started, now int64, err error) {
 }
 
 func (e *endpoint) wentDown(err error, rest time.Duration) {
+	e.client.counts.outages.Add(1)
 	e.client.log().Warn("redis is down, deciding without it", zap.String("redis", e.name), zap.Error(err))
+	emitStoreDown(e.name, err)
 	if isReadOnly(err) {
 		e.connect()
 	}
@@ -294,6 +298,7 @@ func (e *endpoint) cameUp() {
 		return
 	}
 	e.client.log().Info("redis is up again", zap.String("redis", e.name), zap.Duration("outage", micro(outage)))
+	emitStoreUp(e.name, micro(outage))
 }
 
 // stillDown says once that the first connection could not be made.
@@ -304,7 +309,9 @@ func (e *endpoint) stillDown(err error) {
 	e.connecting = e.connecting && !first
 	e.mu.Unlock()
 	if first {
+		e.client.counts.outages.Add(1)
 		e.client.log().Warn("redis cannot be reached, deciding without it", zap.String("redis", e.name), zap.Error(err))
+		emitStoreDown(e.name, err)
 	}
 }
 

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"strings"
 
@@ -102,6 +103,39 @@ func classifyScript(text string) errorClass {
 // refusals are what a command in the script can be refused for, whoever asks. Before Redis 7 they stand inside of an error of the
 // script.
 var refusals = []string{"-READONLY ", "-OOM ", "-MISCONF ", "-NOREPLICAS ", "can't run this command"}
+
+// errorNames are the words for errors in metrics.
+var errorNames = append([]string{"connection", "other", "reply", "script", "timeout"}, replyNames()...)
+
+// replyNames returns what servers refuse with, in lower case.
+func replyNames() (names []string) {
+	for _, code := range sortedNames(repliesOf) {
+		names = append(names, strings.ToLower(code))
+	}
+	return names
+}
+
+// errorName returns the word for an error in metrics: one of few, whatever a server says.
+func errorName(err error) string {
+	var reply redis.Error
+	var network net.Error
+	switch {
+	case errors.Is(err, errReply):
+		return "reply"
+	case errors.As(err, &reply):
+		code, text, _ := strings.Cut(reply.Error(), " ")
+		if _, known := repliesOf[code]; known {
+			return strings.ToLower(code)
+		}
+		if code == "ERR" && classifyScript(text) == classMistake {
+			return "script"
+		}
+		return "other"
+	case errors.Is(err, errTimeout), errors.As(err, &network) && network.Timeout():
+		return "timeout"
+	}
+	return "connection"
+}
 
 // isReadOnly says whether a server refused to write because it is a replica.
 func isReadOnly(err error) bool {

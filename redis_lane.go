@@ -300,6 +300,7 @@ func (c *call) deliver(e *endpoint) {
 		r.end(c.err)
 	}
 	if classify(c.err) == classMistake {
+		e.client.counts.failed(c.err)
 		e.client.complain("redis refused the script, deciding without it", c.err)
 	}
 	if replies != nil && replies.healed > 0 {

@@ -305,7 +305,8 @@ func (out *outcome) fits(charges []Charge) bool {
 		return c.Penalty != nil && !c.DryRun && out.now > 0 && out.until > out.now && out.until-out.now <= maxFill.Microseconds()
 	}
 	for i, tokens := range out.tokens {
-		if tokens < 0 || tokens > charges[i].Limit.Burst {
+		c := &charges[i]
+		if tokens < 0 && (!c.DryRun || unmarked(tokens) >= c.Cost) || unmarked(tokens) > c.Limit.Burst {
 			return false
 		}
 	}

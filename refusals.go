@@ -34,7 +34,7 @@ func newRefusalCache() *refusalCache { return &refusalCache{seed: maphash.MakeSe
 // refusal is what the store knew when it refused a request.
 type refusal struct {
 	of      []bucketKey
-	tokens  []int64 // of each bucket, in millionths
+	tokens  []int64 // of each bucket, in millionths; marked as in an outcome
 	at      int64   // µs by our clock, when the answer was there: the buckets hold no less than what has flowed in since
 	turn    uint32  // sum of the counters of the buckets
 	renewed atomic.Bool
@@ -110,10 +110,8 @@ func (c *refusalCache) refuse(now int64, charges []Charge, tokens []int64) (outc
 	out := outcome{now: now, tokens: tokens}
 	for i := range charges {
 		l := charges[i].Limit
-		out.tokens[i] = r.tokens[i] + refilled(max(now-r.at, 0), l.Num, l.Den, l.Burst-r.tokens[i])
-		if out.tokens[i] < charges[i].Cost && !charges[i].DryRun {
-			out.verdict = verdictLimited
-		}
+		had := unmarked(r.tokens[i])
+		out.found(i, &charges[i], had+refilled(max(now-r.at, 0), l.Num, l.Den, l.Burst-had))
 	}
 	if out.verdict != verdictLimited || !cacheable(charges, out.tokens) {
 		return outcome{}, false

@@ -323,6 +323,14 @@ func TestImpossibleReplies(t *testing.T) {
 	if _, err := replies.outcome([]Charge{open}); !errors.Is(err, errReply) {
 		t.Errorf("a block of a client whom nothing blocks: %v", err)
 	}
+	dry := open
+	dry.DryRun = true
+	for left, possible := range map[int64]bool{^0: true, ^(Token - 1): true, ^Token: false, -1 << 63: false} {
+		replies, _ := newReplyReader([]int64{1, 0, 0, left})
+		if _, err := replies.outcome([]Charge{dry}); (err == nil) != possible {
+			t.Errorf("%d left in a dry run: %v", left, err)
+		}
+	}
 }
 
 // While a change of a penalty spreads, a batch holds the old numbers and the new ones: the strikes are kept for whoever wants to

@@ -65,7 +65,11 @@ var slotPools = caddy.NewUsagePool()
 
 // slotPool counts the requests in flight of all handlers that name it. It has no limit of its own: that belongs to the
 // configuration and travels with each call, so that a configuration that is only validated changes nothing.
-type slotPool struct{ used atomic.Int64 }
+type slotPool struct {
+	used atomic.Int64
+	// shedding is for the log.
+	shedding shedding
+}
 
 // acquirePool returns the pool of a name. Each call needs one of releasePool.
 func acquirePool(name string) (*slotPool, error) {

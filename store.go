@@ -58,6 +58,22 @@ type Charge struct {
 	DryRun bool
 	// Quiet says that the zone never shows its numbers in headers.
 	Quiet bool
+	// place is the charge's among all charges of the request, which are sorted by store while they are decided.
+	place uint8
+	// counts are those of the zone.
+	counts *zoneCounts
+}
+
+// chargeSet is a set of charges of one request, by their places.
+type chargeSet [(maxZones + 63) / 64]uint64
+
+func (s *chargeSet) add(place uint8)        { s[place/64] |= 1 << (place % 64) }
+func (s *chargeSet) holds(place uint8) bool { return s[place/64]&(1<<(place%64)) != 0 }
+
+func (s *chargeSet) addAll(other *chargeSet) {
+	for i := range s {
+		s[i] |= other[i]
+	}
 }
 
 // Policy is what a zone does while its store does not answer.
@@ -134,7 +150,16 @@ type Decision struct {
 	ResetAfter time.Duration
 	// Now is the time of the decision in microseconds since 1970, by the clock that decided.
 	Now int64
-	// tokens is what is left in the bucket of each charge, in millionths, if a remote store decided and the client is not blocked.
+
+	// WouldDeny says why a charge in a dry run would have refused the request, and WouldDenyZone whose charge that is: the one that
+	// would make the client wait longest. A request that others refuse can have both.
+	WouldDeny     Reason
+	WouldDenyZone string
+	// short holds every charge that would have refused the request, and near those that left a fifth of the burst or less of a
+	// request that was allowed.
+	short, near chargeSet
+
+	// tokens is what is left in the bucket of each charge, in millionths and marked as in an outcome, if a remote store decided and the client is not blocked.
 	tokens []int64
 	// grants is what was leased for each charge, in millionths; nil if nothing was.
 	grants []int64

@@ -39,7 +39,8 @@ type outcome struct {
 	strikes int64
 	// blockStarted says that one of those strikes started a block.
 	blockStarted bool
-	// tokens is what is left in the bucket of each charge; it says nothing where the client is blocked.
+	// tokens is what is left in the bucket of each charge; it says nothing where the client is blocked. A charge in a dry run that
+	// could not be paid is marked: its tokens stand here as ^tokens, which is below 0.
 	tokens []int64
 	// grants is what was leased for each charge, beside what is left; nil if nothing was.
 	grants []int64
@@ -101,11 +102,28 @@ func settleBuckets(now int64, charges []Charge, states []state, out *outcome) {
 	for i := range charges {
 		c, s := &charges[i], &states[i]
 		s.bucket, s.leased, s.wroteBucket = s.bucket.settledBeside(s.leased, c.Limit, now)
-		out.tokens[i] = s.bucket.Tokens
-		if s.bucket.Tokens < c.Cost && !c.DryRun {
-			out.verdict = verdictLimited
-		}
+		out.found(i, c, s.bucket.Tokens)
 	}
+}
+
+// found notes the tokens that a charge finds in its bucket: with too few, it refuses the request, or in a dry run would.
+func (out *outcome) found(i int, c *Charge, tokens int64) {
+	out.tokens[i] = tokens
+	switch {
+	case tokens >= c.Cost:
+	case c.DryRun:
+		out.tokens[i] = ^tokens
+	default:
+		out.verdict = verdictLimited
+	}
+}
+
+// unmarked returns the tokens of a charge that may be marked as one that could not be paid.
+func unmarked(tokens int64) int64 {
+	if tokens < 0 {
+		return ^tokens
+	}
+	return tokens
 }
 
 // pay debits every charge. Only one in a dry run can find too few tokens; it then takes none.
@@ -189,7 +207,30 @@ func (out *outcome) decision(charges []Charge, source Source) Decision {
 			out.describe(&d, &charges[i], out.tokens[i])
 		}
 	}
+	if out.verdict != verdictBlocked {
+		out.mark(&d, charges)
+	}
 	return d
+}
+
+// nearPart is the part of a burst of which no more is left near the limit: one in so many, 80 % are used.
+const nearPart = 5
+
+// mark says which charges would have refused the request without their dry run, and which are near their limit after it.
+func (out *outcome) mark(d *Decision, charges []Charge) {
+	longest := int64(-1)
+	for i := range charges {
+		c := &charges[i]
+		switch tokens := out.tokens[i]; {
+		case tokens < 0:
+			d.short.add(c.place)
+			if w := c.Limit.wait(c.Cost - ^tokens); w > longest {
+				d.WouldDeny, d.WouldDenyZone, longest = ReasonLimited, c.Zone, w
+			}
+		case d.Allowed && tokens <= c.Limit.Burst/nearPart:
+			d.near.add(c.place)
+		}
+	}
 }
 
 // describeBlock says what a blocked client may have: nothing until the block ends. The tokens in the bucket
@@ -202,6 +243,7 @@ func (out *outcome) describeBlock(d *Decision, c *Charge) {
 }
 
 func (out *outcome) describe(d *Decision, c *Charge, tokens int64) {
+	tokens = unmarked(tokens)
 	d.Zone, d.Quiet = c.Zone, c.Quiet
 	d.Limit, d.Remaining = c.Limit.Burst/Token, tokens/Token
 	d.ResetAfter = micro(c.Limit.wait(c.Limit.Burst - tokens))

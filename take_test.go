@@ -25,7 +25,8 @@ func struckBefore(s state, strikes int64, block time.Duration) state {
 	return s
 }
 
-// show prints an outcome and what take wrote: b for a bucket, r for a record, a space for a charge without.
+// show prints an outcome and what take wrote: b for a bucket, r for a record, ! for a charge that its dry run
+// kept from refusing.
 func show(out outcome, states []state) string {
 	var text strings.Builder
 	switch out.verdict {
@@ -44,7 +45,10 @@ func show(out outcome, states []state) string {
 	}
 	text.WriteString("; left")
 	for i, tokens := range out.tokens {
-		fmt.Fprintf(&text, " %g", float64(tokens)/Token)
+		fmt.Fprintf(&text, " %g", float64(unmarked(tokens))/Token)
+		if tokens < 0 {
+			text.WriteString("!")
+		}
 		if states[i].wroteBucket {
 			text.WriteString("b")
 		}
@@ -88,10 +92,10 @@ func TestTake(t *testing.T) {
 		{"a refusal writes no new bucket", []Charge{a, b}, []state{{}, holding(b, 4)}, "limited; left 10 4"},
 		{"a refusal writes repairs only", []Charge{a, b}, []state{{bucket: Bucket{Tokens: 3 * Token, At: testNow + 1, Num: 1, Den: 1}}, holding(b, 4)}, "limited; left 3b 4"},
 
-		{"a dry run never refuses and takes nothing it has not", []Charge{with(a, dry), b}, []state{holding(a, 0.5), holding(b, 7)}, "allowed; left 0.5 2b"},
+		{"a dry run never refuses and takes nothing it has not", []Charge{with(a, dry), b}, []state{holding(a, 0.5), holding(b, 7)}, "allowed; left 0.5! 2b"},
 		{"a dry run pays what it can", []Charge{with(a, dry), b}, []state{holding(a, 3), holding(b, 7)}, "allowed; left 2b 2b"},
 		{"a dry run does not pay for what another refuses", []Charge{with(a, dry), b}, []state{holding(a, 3), holding(b, 1)}, "limited; left 3 1"},
-		{"a dry run never strikes", []Charge{with(ap, dry), bp}, []state{holding(a, 0), holding(b, 1)}, "limited, strike 1; left 0 1r"},
+		{"a dry run never strikes", []Charge{with(ap, dry), bp}, []state{holding(a, 0), holding(b, 1)}, "limited, strike 1; left 0! 1r"},
 
 		{"a refusal is a strike", []Charge{ap}, []state{holding(a, 0)}, "limited, strike 1; left 0r"},
 		{"strikes count up", []Charge{ap}, []state{struckBefore(holding(a, 0), 2, 0)}, "limited, strike 3; left 0r"},

@@ -154,6 +154,10 @@ func (z *Zone) provision(ctx caddy.Context, name string) error {
 	if err := z.provisionLimit(name); err != nil {
 		return fmt.Errorf("zone %q: %w", name, err)
 	}
+	var err error
+	if z.charge.counts, err = countsOf(ctx, name); err != nil {
+		return fmt.Errorf("zone %q: %w", name, err)
+	}
 	if err := z.provisionKey(); err != nil {
 		return fmt.Errorf("zone %q: key: %w", name, err)
 	}

@@ -19,8 +19,14 @@ type missingKeys struct {
 	noIP   sync.Once
 }
 
-// note takes notice of a request with or without the key.
+// note takes notice of a request with or without the key. Nobody does of a zone that is only asked what it would do.
 func (m *missingKeys) note(z *Zone, known bool) {
+	if m == nil {
+		return
+	}
+	if !known {
+		z.charge.counts.missing.Add(1)
+	}
 	if m.found.Load() {
 		return
 	}
@@ -36,6 +42,9 @@ func (m *missingKeys) note(z *Zone, known bool) {
 
 // noAddress takes notice of a request of which not even the client address is known.
 func (m *missingKeys) noAddress(z *Zone) {
+	if m == nil {
+		return
+	}
 	m.noIP.Do(func() {
 		m.logger.Warn("a request has no client address, as on a unix socket without trusted_proxies_unix: a sensitive zone refuses it, others do not count it",
 			zap.String("zone", z.charge.Zone))

@@ -1,0 +1,149 @@
+package ratelimit
+
+import (
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// This file counts what becomes of requests, for the metrics and for operators. Counters belong to the process and are found when
+// a configuration loads, so that a reload keeps them and a request only adds to numbers.
+
+// result is what became of a request at a handler.
+type result uint8
+
+const (
+	resultAllowed result = iota
+	resultLimited
+	resultBlocked
+	resultUnavailable
+	resultShed
+	// resultExempt is a request to which nothing of the handler applies.
+	resultExempt
+	// resultRejected is a request that no zone could charge: early data, or no identity where one is demanded.
+	resultRejected
+	resultCount
+)
+
+// resultNames are the words for results in metrics.
+var resultNames = [resultCount]string{"allowed", "limited", "blocked", "unavailable", "shed", "exempt", "rejected"}
+
+// refusalReasons are the reasons of results that are refusals, which are also those that a dry run keeps from happening.
+var refusalReasons = [resultShed + 1]Reason{
+	resultLimited: ReasonLimited, resultBlocked: ReasonBlocked, resultUnavailable: ReasonUnavailable, resultShed: ReasonOverloaded,
+}
+
+func resultOf(d *Decision) result {
+	if d.Allowed {
+		return resultAllowed
+	}
+	for r := resultLimited; r < resultShed; r++ {
+		if refusalReasons[r] == d.Reason {
+			return r
+		}
+	}
+	return resultShed
+}
+
+// zoneCounts are the counts of one zone. Those of the zone without a name are about requests that no zone decided.
+type zoneCounts struct {
+	// requests are those that the zone counted, whatever became of them.
+	requests atomic.Uint64
+	// near are those after which four fifths of the burst or more were used.
+	near                     atomic.Uint64
+	strikes, blocks, missing atomic.Uint64
+	wouldDeny                [resultShed + 1]atomic.Uint64
+	// decisions are those that the zone decided, or is the tightest of.
+	decisions [resultCount][SourceLease + 1]atomic.Uint64
+}
+
+// Destruct implements caddy.Destructor.
+func (*zoneCounts) Destruct() error { return nil }
+
+// zonePool holds the counts of each zone by its name, for as long as a configuration has a zone of that name. Requests that
+// outlive their configuration are still counted, where nobody looks any more.
+var zonePool = caddy.NewUsagePool()
+
+// countsOf returns the counts of a zone, for the life of a configuration.
+func countsOf(ctx caddy.Context, zone string) (*zoneCounts, error) {
+	v, _, err := zonePool.LoadOrNew(zone, func() (caddy.Destructor, error) { return new(zoneCounts), nil })
+	if err != nil {
+		return nil, err
+	}
+	ctx.OnCancel(func() { _, _ = zonePool.Delete(zone) }) // Destruct returns no error
+	return v.(*zoneCounts), nil
+}
+
+// countDecided counts a decision about charges: once for the zone that decided, and for each zone what concerns it alone.
+func countDecided(charges []Charge, d *Decision) {
+	for i := range charges {
+		c := &charges[i]
+		c.counts.requests.Add(1)
+		if d.near.holds(c.place) {
+			c.counts.near.Add(1)
+		}
+		if d.short.holds(c.place) {
+			c.counts.wouldDeny[c.withoutDryRun(d)].Add(1)
+		}
+	}
+	decider := decidingCharge(charges, d).counts
+	decider.decisions[resultOf(d)][d.Source].Add(1)
+	if d.Strikes > 0 {
+		decider.strikes.Add(1)
+	}
+	if d.BlockStarted {
+		decider.blocks.Add(1)
+	}
+}
+
+// decidingCharge is that of the zone that describes a decision; where none does, because none shows its numbers, the first.
+func decidingCharge(charges []Charge, d *Decision) *Charge {
+	if c := chargeIn(charges, d.Zone); c != nil {
+		return c
+	}
+	return &charges[0]
+}
+
+// withoutDryRun is what a decision that a charge's dry run kept from being a refusal would have been.
+func (c *Charge) withoutDryRun(d *Decision) result {
+	if c.OnStoreError == PolicyDeny && (d.Source == SourceShare || d.Source == SourceNone) {
+		return resultUnavailable
+	}
+	return resultLimited
+}
+
+// refused counts the requests that the zone refused.
+func (n *zoneCounts) refused() (sum uint64) {
+	for r := resultLimited; r <= resultShed; r++ {
+		for s := range n.decisions[r] {
+			sum += n.decisions[r][s].Load()
+		}
+	}
+	return sum
+}
+
+// wouldRefuse counts what only a dry run kept from being a refusal.
+func (n *zoneCounts) wouldRefuse() (sum uint64) {
+	for r := range n.wouldDeny {
+		sum += n.wouldDeny[r].Load()
+	}
+	return sum
+}
+
+// zoneCounts says how many requests a zone of this configuration counted, how many of them it refused, and how many it would have
+// refused without a dry run, since the zone is in use.
+func (a *App) zoneCounts(name string) (requests, refused, wouldDeny uint64) {
+	z := a.zones[name]
+	if z == nil {
+		return 0, 0, 0
+	}
+	n := z.charge.counts
+	return n.requests.Load(), n.refused(), n.wouldRefuse()
+}
+
+// countDry counts a strike that a dry run of the penalty kept from starting a block, or from being refused as one.
+func (p *Penalty) countDry(n *zoneCounts, strikes int64) {
+	if p.DryRun && strikes > p.numbers().after {
+		n.wouldDeny[resultBlocked].Add(1)
+	}
+}
