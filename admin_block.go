@@ -113,6 +113,7 @@ func (a *App) block(ctx context.Context, id ID, p *Penalty, length time.Duration
 	result := blockResult{ID: id.String(), Group: p.Group, Until: wall(slices.Max(ends)), Stores: storesOf(places, errs)}
 	a.logger.Info("blocked", zap.Stringer("id", id), zap.String("group", p.Group), zap.String("by", "admin"), zap.Duration("duration", length),
 		zap.Time("until", result.Until), zap.Strings("stores", result.Stores))
+	emitBlockedByHand(id, p.Group, result.Until)
 	return result, partly("blocked", "on this node the block holds while that does not answer", result.Stores, places, errs)
 }
 
@@ -226,6 +227,9 @@ func (a *App) unblock(ctx context.Context, id ID, groups []string, amnesty time.
 		fields = append(fields, zap.Time("amnesty_until", until))
 	}
 	a.logger.Info("unblocked", fields...)
+	if all.records > 0 {
+		emitUnblocked(id, groups, all.records)
+	}
 	return result, partly("unblocked", "other nodes still block, and so does this one when that answers", storesOf(places, errs), places, errs)
 }
 

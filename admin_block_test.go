@@ -204,3 +204,56 @@ func TestBlockByHandReachesOtherNodes(t *testing.T) {
 		}
 	}
 }
+
+// While Redis is down, an operator acts on this node, and is told what was not done.
+func TestByHandWhileRedisIsDown(t *testing.T) {
+	c := newCutOff(t, 1, "nodes 1", fmt.Sprintf(clientZone, "20", ""))
+	n := c.nodes[0]
+	failed := func(act, body, want string) {
+		t.Helper()
+		var text struct{ Error string }
+		if tell(t, n, act, body, 503, &text); !strings.Contains(text.Error, want) {
+			t.Errorf("%s: %s, want %s", act, text.Error, want)
+		}
+	}
+	c.want(t, "before", c.answers(0, 1, "bad"), "200", 1)
+	c.during(t, func() {
+		failed("block", `{"zone":"api","key":"bad","for":"1h"}`, "on this node the block holds")
+		c.want(t, "who is blocked here", c.answers(0, 20, "bad"), "429blocked", 20)
+		failed("unblock", `{"zone":"api","key":"bad"}`, "other nodes still block")
+		c.want(t, "who is let go here", c.answers(0, 5, "bad"), "200", 5)
+		failed("block", `{"zone":"api","key":"bad","for":"1h"}`, "not blocked in redis")
+	})
+	proc.Eventually(t, "the node asks Redis, which was never told of the block", func() bool { return c.answers(0, 1, "bad")["200"] == 1 })
+	tell(t, n, "block", `{"zone":"api","key":"bad","for":"1h"}`, 200, nil)
+	c.during(t, func() { c.want(t, "a block by hand", c.answers(0, 20, "bad"), "429blocked", 20) })
+	c.want(t, "a block by hand", c.answers(0, 20, "bad"), "429blocked", 20)
+	checkKeys(t, c.redis, 31*24*time.Hour, "bad")
+}
+
+// One penalty group on two Redis: what one told of a client is not asked of the other, nor does lifting it there end it here.
+func TestPenaltyGroupOnTwoRedis(t *testing.T) {
+	first, second := redistest.Start(t), redistest.Start(t)
+	config := sites(
+		"redis {$FIRST} {\n timeout 1s\n sensitive_timeout 1s\n}\npenalty {\n after 0\n}\nzone a {\n rate 1/h\n burst 1\n}",
+		"redis {$SECOND} {\n timeout 1s\n sensitive_timeout 1s\n}\npenalty {\n after 0\n}\nzone b {\n rate 1/h\n burst 2\n}",
+	)
+	n := node.Start(t, strings.ReplaceAll(config, "{$STORE}", "nodes 1"), node.Env("FIRST", first.Addr()), node.Env("SECOND", second.Addr()))
+	wantReasons(t, n, "ok blocked blocked", "/a")
+	wantReasons(t, n, "ok ok blocked blocked", "/b") // its own strikes
+	awaitBlocks(t, n, 2)
+	var lifted unblockResult
+	if tell(t, n, "unblock", `{"zone":"a","key":"127.0.0.1"}`, 200, &lifted); lifted.Forgotten != 2 {
+		t.Errorf("unblocked: %+v", lifted)
+	}
+	awaitBlocks(t, n, 0)
+	tell(t, n, "block", `{"zone":"a","key":"127.0.0.1","for":"1h"}`, 200, nil)
+	awaitBlocks(t, n, 2)
+	wantReasons(t, n, "blocked", "/a")
+	wantReasons(t, n, "blocked", "/b")
+	for _, s := range []*redistest.Server{first, second} {
+		if n := s.Do("zcard", "tollgate:blocks"); n != int64(1) {
+			t.Errorf("%v blocks are listed, want one in each Redis", n)
+		}
+	}
+}

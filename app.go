@@ -262,6 +262,18 @@ func (a *App) remote(client *redisClient) (*redisStore, error) {
 	return s, nil
 }
 
+// knownBlocks counts the blocks that this process remembers of its Redis.
+func (a *App) knownBlocks() (n int64) {
+	counted := map[*hearsay]bool{}
+	for _, s := range a.remotes {
+		if !counted[s.told] {
+			n += s.told.blocks.count.Load()
+		}
+		counted[s.told] = true
+	}
+	return n
+}
+
 // longestBlock returns the longest block that a handler of this configuration can start, in microseconds.
 func (a *App) longestBlock() (longest int64) {
 	for _, p := range a.penalties {

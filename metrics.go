@@ -110,7 +110,7 @@ func (collector) Collect(all chan<- prometheus.Metric) {
 		s.zone(name, a.zones[name].charge.counts, a.remoteZone(name))
 	}
 	s.pools(a)
-	s.memory(a.stores)
+	s.memory(a)
 	s.redis(a)
 }
 
@@ -202,13 +202,14 @@ func (s scrape) pools(a *App) {
 }
 
 // memory shows what this process keeps: for zones that live here, and in place of a store that is down.
-func (s scrape) memory(stores *memoryStores) {
+func (s scrape) memory(a *App) {
+	stores := a.stores
 	buckets, strikes := stores.local.len()
 	s.put(metricMemoryEntries, float64(buckets), "buckets")
 	s.put(metricMemoryEntries, float64(strikes), "strikes")
-	buckets, strikes = stores.shares.len()
+	buckets, _ = stores.shares.len()
 	s.put(metricMemoryEntries, float64(buckets), "share_buckets")
-	s.put(metricMemoryEntries, float64(strikes), "known_blocks")
+	s.put(metricMemoryEntries, float64(a.knownBlocks()), "known_blocks")
 	s.count(metricMemoryEvictions, stores.local.evicted()+stores.shares.evicted())
 }
 
