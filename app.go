@@ -27,16 +27,6 @@ type memoryStores struct{ local, shares *memoryStore }
 // Destruct implements caddy.Destructor.
 func (*memoryStores) Destruct() error { return nil }
 
-// hearsay is what one Redis told this process. It is that Redis's own: the same penalty group can be in use on two.
-type hearsay struct {
-	blocks   *knownBlocks
-	refusals *refusalCache
-	leases   *leaseTable
-}
-
-// Destruct implements caddy.Destructor.
-func (*hearsay) Destruct() error { return nil }
-
 // App holds what the rate_limit handlers of one configuration share: the defaults for their settings, and zones
 // that several of them use by name.
 type App struct {
@@ -260,18 +250,6 @@ func (a *App) remote(client *redisClient) (*redisStore, error) {
 	s := &redisStore{client: client, prefix: client.settings.prefix, told: v.(*hearsay)}
 	a.remotes = append(a.remotes, s)
 	return s, nil
-}
-
-// knownBlocks counts the blocks that this process remembers of its Redis.
-func (a *App) knownBlocks() (n int64) {
-	counted := map[*hearsay]bool{}
-	for _, s := range a.remotes {
-		if !counted[s.told] {
-			n += s.told.blocks.count.Load()
-		}
-		counted[s.told] = true
-	}
-	return n
 }
 
 // longestBlock returns the longest block that a handler of this configuration can start, in microseconds.

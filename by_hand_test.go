@@ -42,7 +42,9 @@ type handRedis struct {
 	scripted
 }
 
-func (r handRedis) take(now int64, charges []Charge) outcome { return r.scripted.take(r.t, now, charges) }
+func (r handRedis) take(now int64, charges []Charge) outcome {
+	return r.scripted.take(r.t, now, charges)
+}
 
 func (r handRedis) act(now int64, id ID, p *penaltyRules, time int64) {
 	r.scripted.act(r.t, now, id, p, time)

@@ -6,10 +6,20 @@ import (
 	"sync/atomic"
 )
 
-// This file holds the blocks that one remote store told this process of.
+// This file holds what one Redis told this process: the blocks here, the rest in files of its own.
 //
-// They are bounded: where there are too many, those go that end soonest. Requests of their clients then cost a call each, and such
+// Blocks are bounded: where there are too many, those go that end soonest. Requests of their clients then cost a call each, and such
 // a block is lost if the store loses it.
+
+// hearsay is what one Redis told this process. It is that Redis's own: the same penalty group can be in use on two.
+type hearsay struct {
+	blocks   *knownBlocks
+	refusals *refusalCache
+	leases   *leaseTable
+}
+
+// Destruct implements caddy.Destructor.
+func (*hearsay) Destruct() error { return nil }
 
 // heardBlock is what is known of a block. Times are in microseconds by the clock of this process, but told.
 type heardBlock struct {
@@ -141,4 +151,16 @@ func (k *knownBlocks) forget(sent int64, id ID, group string) {
 		s.blocks.remove(at)
 		k.count.Add(-1)
 	}
+}
+
+// knownBlocks counts the blocks that this process remembers of its Redis.
+func (a *App) knownBlocks() (n int64) {
+	counted := map[*hearsay]bool{}
+	for _, s := range a.remotes {
+		if !counted[s.told] {
+			n += s.told.blocks.count.Load()
+		}
+		counted[s.told] = true
+	}
+	return n
 }

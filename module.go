@@ -16,7 +16,7 @@
 //	bucket.go       the arithmetic of a token bucket
 //	penalty.go      strikes and blocks
 //	memory.go       the store in this process; memory_*.go are parts of it
-//	redis.go        the store in Redis; redis_blocks.go lists its blocks
+//	redis.go        the store in Redis; hand.lua is what operators do to a client in it, and redis_blocks.go lists its blocks
 //	redis_config.go which Redis, resolved from the configuration; redis_options.go, redis_address.go and redis_tls.go are parts of it, setting.go its values
 //	redis_client.go the connection to it, shared by handlers and configurations; redis_cluster.go finds the servers of a Cluster
 //	redis_endpoint.go  one server: whether it is up, how it is probed; breaker.go says whether it is worth a try
