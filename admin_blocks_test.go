@@ -136,3 +136,23 @@ func TestBlocksWithoutOneRedis(t *testing.T) {
 		t.Errorf("blocks by store: %v, %+v", stores, list)
 	}
 }
+
+// One refusal can block two identities: both are listed, with the key of each, and nobody who is not blocked.
+func TestEveryBlockOfARefusalIsListed(t *testing.T) {
+	redis := redistest.Start(t)
+	n := node.Start(t, site(patientRedis+"nodes 1", "penalty {\n after 0\n}\nlog_key on\nzone address {\n key {header.X-Address}\n rate 1/h\n burst 1\n}\nzone user {\n key {header.X-User}\n rate 1/h\n burst 1\n}\nzone all {\n key {header.X-Site}\n rate 1/h\n burst 100\n}"), node.Env("REDIS", redis.Addr()))
+	statuses(n, 2, "/", "X-Address: home", "X-User: alice", "X-Site: shop")
+	keys := []string{}
+	for _, b := range awaitBlocks(t, n, 2) {
+		keys = append(keys, b.Key)
+		if until := time.Until(b.Until); until < time.Minute || until > 2*time.Minute {
+			t.Errorf("%s is blocked for %s", b.Key, until)
+		}
+	}
+	if slices.Sort(keys); !slices.Equal(keys, []string{"alice", "home"}) {
+		t.Errorf("listed: %q", keys)
+	}
+	statuses(n, 1, "/", "X-Address: home", "X-User: alice", "X-Site: shop")
+	statuses(n, 2, "/", "X-Address: away", "X-User: bob", "X-Site: shop")
+	awaitBlocks(t, n, 4)
+}
