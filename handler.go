@@ -187,17 +187,27 @@ func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) e
 	return err
 }
 
-// list notes a block that has just started, for the list of blocks.
+// list notes a block that has just started, for the list of blocks. Where the request is about more than one identity or group,
+// the refusal may have started more of them than the decision tells of.
 func (h *Handler) list(r *http.Request, charges []Charge, d *Decision) {
 	if d.Source != SourceRedis {
 		return
 	}
-	c := chargeIn(charges, d.Zone)
-	b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
-	if h.LogKey {
-		b.plain = h.plainKey(c.Zone, r)
+	told := chargeIn(charges, d.Zone)
+	for i := range charges {
+		c := &charges[i]
+		if c.Penalty == nil || recordOf(charges, i) != i {
+			continue
+		}
+		b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
+		if c.ID != told.ID || c.Penalty.group != told.Penalty.group {
+			b.until, b.doubt = 0, c.Penalty
+		}
+		if h.LogKey {
+			b.plain = h.plainKey(c.Zone, r)
+		}
+		h.remote.note(b, d.Now, h.app.longestBlock())
 	}
-	h.remote.note(b, d.Now, h.app.longestBlock())
 }
 
 // zone returns the handler's zone of a name, nil if it has none.
