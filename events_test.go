@@ -137,8 +137,10 @@ func TestEvents(t *testing.T) {
 	asks.Wait()
 
 	redis.Kill()
+	clients := 0
 	proc.Eventually(t, "Redis counts as down", func() bool {
-		s.ask("GET", "http://localhost/", "bob")
+		clients++
+		s.ask("GET", "http://localhost/", fmt.Sprint("client ", clients))
 		return isDown(running.Load())
 	})
 	e = awaitEvent(t, "rate_limit_store_down")
