@@ -25,7 +25,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return next.ServeHTTP(w, r)
 	}
 	p := progressOf(r)
-	place, admitted := h.admit(p)
+	place, admitted := h.admit(p, r)
 	if !admitted {
 		h.watch.shed(r)
 		return h.answers.refuse(w, r, &Decision{Reason: ReasonOverloaded, RetryAfter: time.Duration(h.Shed.RetryAfter)})
@@ -50,6 +50,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if !d.Allowed {
 		return h.answers.refuse(w, r, &d)
 	}
+	if d.WouldDeny != ReasonNone {
+		h.mark(r, d.WouldDeny, d.WouldDenyZone)
+	}
 	return next.ServeHTTP(w, r)
 }
 
@@ -58,7 +61,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 type progress struct {
 	zones    []string
 	pools    []*slotPool
-	marks    []string // names of headers
+	marks    []string      // names of headers
+	access   *accessRecord // nil without an access log
 	shown    bool
 	fraction float64
 
@@ -112,13 +116,14 @@ func (a admission) release() {
 }
 
 // admit takes a slot of the handler's pool.
-func (h *Handler) admit(p *progress) (admission, bool) {
+func (h *Handler) admit(p *progress, r *http.Request) (admission, bool) {
 	if h.Shed == nil || slices.Contains(p.pools, h.pool) {
 		return admission{}, true
 	}
 	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
 		if h.DryRun {
 			h.watch.wouldShed()
+			h.mark(r, ReasonOverloaded, "")
 		}
 		return admission{}, h.DryRun
 	}
@@ -175,7 +180,7 @@ func (h *Handler) rules(r *http.Request) (*penaltyRules, error) {
 
 // unclaimed answers a request that could not be charged.
 func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) error {
-	h.watch.unclaimed(err)
+	h.watch.unclaimed(r, err)
 	switch {
 	case errors.Is(err, errEarlyData):
 		return h.answers.unclaimed(w, r, &kindTooEarly)
