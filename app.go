@@ -68,7 +68,8 @@ type App struct {
 	holds    bool // the stores, and must release them
 	before   *App // that was running when this one was started; it still is if this one is rejected
 	ended    bool
-	limits   string // a hash of all of them
+	limits   string                 // a hash of all of them
+	counts   map[string]*zoneCounts // by zone; held until Cleanup
 	// unzoned counts requests that no zone decided.
 	unzoned *zoneCounts
 
@@ -96,11 +97,12 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 func (a *App) Provision(ctx caddy.Context) (err error) {
 	a.ctx, a.logger = ctx, ctx.Logger()
 	registerMetrics(ctx, a.logger)
-	if a.unzoned, err = countsOf(ctx, ""); err != nil {
-		return err
-	}
 	a.warned, a.places = map[string]bool{}, map[string]string{}
 	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
+	a.counts = map[string]*zoneCounts{}
+	if a.unzoned, err = a.countsOf(""); err != nil {
+		return err
+	}
 	if err := a.setDefaults(); err != nil {
 		return err
 	}
@@ -114,6 +116,9 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 			return fmt.Errorf("zone %q: a shared zone needs a rate", name)
 		}
 		if err := a.Zones[name].provision(ctx, name); err != nil {
+			return err
+		}
+		if a.Zones[name].charge.counts, err = a.countsOf(name); err != nil {
 			return err
 		}
 		a.zones[name] = a.Zones[name]
@@ -223,6 +228,7 @@ func (a *App) announceAgain() {
 // the app, like a request to the admin endpoint, finds everything in its place.
 func (a *App) Cleanup() error {
 	a.end()
+	a.releaseCounts()
 	if !a.holds {
 		return nil
 	}
@@ -276,7 +282,9 @@ func (a *App) claimZone(z *Zone, place string) error {
 		return fmt.Errorf("zone %q is used in two ways, in %s and in %s: a zone charges a request once, so the first way would hold; give one of them another name", name, other, place)
 	}
 	a.places[name] = place
-	return nil
+	counts, err := a.countsOf(name)
+	z.charge.counts = counts
+	return err
 }
 
 // claimPenalty notes that a handler strikes in a penalty group, which must have the same numbers everywhere.

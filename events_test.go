@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -152,9 +153,12 @@ func TestEvents(t *testing.T) {
 	e = awaitEvent(t, "rate_limit_store_up")
 	wantData(t, e, "rate_limit", map[string]any{"redis": redis.Addr() + "/0"})
 
-	group := "strict"
-	emitUnblocked(ID{1}, &group, 1)
-	wantData(t, awaitEvent(t, "rate_limit_unblocked"), "rate_limit", map[string]any{"id": ID{1}.String(), "group": "strict", "forgotten": 1})
+	emitUnblocked(ID{1}, []string{"strict"}, 1)
+	e = awaitEvent(t, "rate_limit_unblocked")
+	wantData(t, e, "rate_limit", map[string]any{"id": ID{1}.String(), "by": "admin", "forgotten": 1})
+	if groups, ok := e.Data["groups"].([]string); !ok || !slices.Equal(groups, []string{"strict"}) {
+		t.Errorf("groups are %v", e.Data["groups"])
+	}
 }
 
 func isDown(a *App) bool {
