@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"go.uber.org/zap"
 )
 
 func init() {
@@ -43,7 +42,8 @@ func adminRoutes() map[string]map[string]adminAnswer {
 		"zones":    {http.MethodGet: listZones},
 		"nodes":    {http.MethodGet: listNodes},
 		"blocks":   {http.MethodGet: listBlocks},
-		"unblock":  {http.MethodPost: unblock},
+		"block":    {http.MethodPost: blockClient},
+		"unblock":  {http.MethodPost: unblockClient},
 		"inspect":  {http.MethodPost: inspect},
 		"explain":  {http.MethodPost: explain},
 		"reset":    {http.MethodPost: resetBucket},
@@ -200,7 +200,7 @@ func (a *App) identifyIn(w who) (ID, error) {
 	case w.ID == "" && len(w.Key) > 0:
 		id, err := z.key.identityOf(w.Key, a.hasher)
 		if err != nil {
-			return ID{}, adminError(http.StatusBadRequest, "zone %q: %w", w.Zone, err)
+			return ID{}, unknownClient(fmt.Errorf("zone %q: %w", w.Zone, err))
 		}
 		return id, nil
 	}
@@ -210,52 +210,18 @@ func (a *App) identifyIn(w who) (ID, error) {
 func identityNamed(text string) (ID, error) {
 	id, err := parseID(text)
 	if err != nil {
-		return ID{}, adminError(http.StatusBadRequest, "%w", err)
+		return ID{}, unknownClient(err)
 	}
 	return id, nil
 }
 
-func unblock(ctx context.Context, a *App, r *http.Request) (any, error) {
-	request, err := readRequest[unblockRequest](r, `{"id": "…"} or {"zone": "…", "key": "…"}`)
-	if err != nil {
-		return nil, err
+// unknownClient is the answer to who names a client in a wrong way. What was found goes to him, and not to the log: it may be the
+// key of a client, in the wrong place.
+func unknownClient(err error) error {
+	return caddy.APIError{
+		HTTPStatus: http.StatusBadRequest, Message: err.Error(),
+		Err: errors.New("the client of a rate_limit request is named in a wrong way"),
 	}
-	id, err := a.identify(request.who)
-	if err != nil {
-		return nil, err
-	}
-	forgotten, err := a.unblock(ctx, id, request.Group)
-	if err != nil {
-		return nil, adminError(http.StatusServiceUnavailable, "%w", err)
-	}
-	result := unblockResult{ID: id.String(), Forgotten: forgotten}
-	a.logger.Info("unblocked", zap.Stringer("id", id), zap.Int("forgotten", forgotten))
-	return result, nil
-}
-
-// unblock forgets the strikes of an identity in one group or in all, in every store, and what this node remembers of them.
-func (a *App) unblock(ctx context.Context, id ID, group *string) (forgotten int, err error) {
-	for name := range a.penalties {
-		if group != nil && *group != name {
-			continue
-		}
-		rules := &a.penalties[name].rules
-		name = rules.group
-		if a.stores.local.unblock(processMicros(), id, rules) {
-			forgotten++
-		}
-		for _, s := range a.remotes {
-			done, err := s.unblock(ctx, id, name, 0)
-			if err != nil {
-				return forgotten, err
-			}
-			if done.had {
-				forgotten++
-			}
-			s.told.blocks.set(processMicros(), id, name, heardBlock{}, int(a.MaxKeys))
-		}
-	}
-	return forgotten, nil
 }
 
 // Interface guards.

@@ -145,7 +145,7 @@ func (h *Handler) describe(z *Zone, info *zoneInfo) {
 		return
 	}
 	switch {
-	case len(z.SensitiveRaw) > 0:
+	case len(z.sensitive) > 0:
 		info.OnStoreError = "sensitive"
 	case info.OnStoreError == "":
 		info.OnStoreError = z.charge.OnStoreError.String()

@@ -27,16 +27,6 @@ type memoryStores struct{ local, shares *memoryStore }
 // Destruct implements caddy.Destructor.
 func (*memoryStores) Destruct() error { return nil }
 
-// hearsay is what one Redis told this process. It is that Redis's own: the same penalty group can be in use on two.
-type hearsay struct {
-	blocks   *knownBlocks
-	refusals *refusalCache
-	leases   *leaseTable
-}
-
-// Destruct implements caddy.Destructor.
-func (*hearsay) Destruct() error { return nil }
-
 // App holds what the rate_limit handlers of one configuration share: the defaults for their settings, and zones
 // that several of them use by name.
 type App struct {

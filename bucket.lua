@@ -161,7 +161,10 @@ for i = 1, nrecords do
     version = version - 1
   end
   if version == 1 then
-    written = max(last, till, hand)
+    written = till > last and till or last
+    if hand > written then
+      written = hand
+    end
     if last > now then
       last, dirty = now, true
     end
@@ -223,7 +226,7 @@ for _ = 1, nrequests do
   local longest, till = 0, now
   for i = 1, n do
     local r = rs[i]
-    if r and not ps[i].dry and max(r.till, r.hand) > till then
+    if r and not ps[i].dry and (r.till > till or r.hand > till) then
       longest, till = i, max(r.till, r.hand)
     end
   end

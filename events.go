@@ -130,14 +130,17 @@ func (a *App) originOf(kind eventKind) caddy.Context {
 	return a.ctx
 }
 
-// emitUnblocked tells that somebody lifted a block, in one penalty group or, without a name, in all of them.
-func emitUnblocked(id ID, group *string, forgotten int) {
+// emitBlockedByHand tells that an operator set a block.
+func emitBlockedByHand(id ID, group string, until time.Time) {
+	emit(eventBlocked, func() map[string]any {
+		return map[string]any{"id": id.String(), "group": group, "by": "admin", "until": until}
+	})
+}
+
+// emitUnblocked tells that an operator lifted the blocks of some penalty groups.
+func emitUnblocked(id ID, groups []string, forgotten int) {
 	emit(eventUnblocked, func() map[string]any {
-		data := map[string]any{"id": id.String(), "forgotten": forgotten}
-		if group != nil {
-			data["group"] = *group
-		}
-		return data
+		return map[string]any{"id": id.String(), "groups": groups, "by": "admin", "forgotten": forgotten}
 	})
 }
 

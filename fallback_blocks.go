@@ -22,7 +22,7 @@ func (l *Limiter) refuseKnown(charges []Charge) (Decision, bool) {
 		if c.Penalty == nil || c.DryRun {
 			continue
 		}
-		b, _ := l.known.find(c.ID, c.Penalty.group)
+		b := l.known.find(now, c.ID, c.Penalty.group)
 		c.BlockedFor, c.BlockTold, c.BlockByHand = max(b.until-now, 0), b.told, b.byHand
 		switch {
 		case c.BlockedFor == 0:
@@ -99,7 +99,7 @@ func (l *Limiter) standingBlock(charges []Charge) (Decision, bool) {
 		if c.Penalty == nil || c.DryRun {
 			continue
 		}
-		if b, _ := l.known.find(c.ID, c.Penalty.group); b.until > until {
+		if b := l.known.find(now, c.ID, c.Penalty.group); b.until > until {
 			longest, until = i, b.until
 		}
 	}

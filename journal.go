@@ -70,6 +70,18 @@ func (j *journal) decided(r *http.Request, charges []Charge, d *Decision) {
 	if !d.Allowed {
 		j.refused(r, charges, d)
 	}
+	if d.WouldDeny != ReasonNone && !j.silent {
+		j.wouldDeny(charges, d)
+	}
+}
+
+// wouldDeny counts the charges that a dry run kept from refusing.
+func (j *journal) wouldDeny(charges []Charge, d *Decision) {
+	for i := range charges {
+		if d.short.holds(charges[i].place) {
+			j.tallyOf(charges[i].Zone).count(refusedDryRun)
+		}
+	}
 }
 
 // refused writes about a refusal: a line if it starts a block, or is the client's first for a while.
@@ -184,17 +196,29 @@ func (j *journal) overloaded() {
 	})
 }
 
+// wouldShed counts a request that found no slot and goes on because of a dry run.
+func (j *journal) wouldShed() {
+	if !j.silent {
+		j.shed.count(refusedDryRun)
+	}
+}
+
 // unclaimed counts a request that could not be charged.
 func (j *journal) unclaimed(err error) {
-	if j.silent {
-		return
+	if kind, ours := unchargedKind(err); ours && !j.silent {
+		j.rest.count(kind)
 	}
+}
+
+// unchargedKind says as what a request is refused that could not be charged. Errors of matchers are the user's.
+func unchargedKind(err error) (kind refusalKind, ours bool) {
 	switch {
 	case errors.Is(err, errEarlyData):
-		j.rest.count(refusedTooEarly)
+		return refusedTooEarly, true
 	case errors.Is(err, errIdentityRequired):
-		j.rest.count(refusedNoIdentity)
+		return refusedNoIdentity, true
 	case errors.Is(err, errNoAddress):
-		j.rest.count(refusedUnavailable)
+		return refusedUnavailable, true
 	}
+	return 0, false
 }

@@ -6,10 +6,20 @@ import (
 	"sync/atomic"
 )
 
-// This file holds the blocks that one remote store told this process of.
+// This file holds what one Redis told this process: the blocks here, the rest in files of its own.
 //
-// They are bounded: where there are too many, those go that end soonest. Requests of their clients then cost a call each, and such
+// Blocks are bounded: where there are too many, those go that end soonest. Requests of their clients then cost a call each, and such
 // a block is lost if the store loses it.
+
+// hearsay is what one Redis told this process. It is that Redis's own: the same penalty group can be in use on two.
+type hearsay struct {
+	blocks   *knownBlocks
+	refusals *refusalCache
+	leases   *leaseTable
+}
+
+// Destruct implements caddy.Destructor.
+func (*hearsay) Destruct() error { return nil }
 
 // heardBlock is what is known of a block. Times are in microseconds by the clock of this process, but told.
 type heardBlock struct {
@@ -52,14 +62,18 @@ func (k *knownBlocks) lock(id ID, group string) (s *knownShard, key entryKey, at
 	return s, key, s.blocks.find(key)
 }
 
-// find returns what is known of a block.
-func (k *knownBlocks) find(id ID, group string) (b heardBlock, known bool) {
+// find returns what is known of a block that has not ended; until is 0 if there is none. It drops one whose time is over, so that
+// nobody is looked up any more when the last is.
+func (k *knownBlocks) find(now int64, id ID, group string) (b heardBlock) {
 	s, _, at := k.lock(id, group)
 	defer s.mu.Unlock()
-	if at < 0 {
-		return heardBlock{}, false
+	if at >= 0 && s.blocks.value(at).until > now {
+		b = *s.blocks.value(at)
 	}
-	return *s.blocks.value(at), true
+	if s.blocks.soonest() <= now {
+		k.drop(s)
+	}
+	return b
 }
 
 // recheck notes that the store is asked now, if that was so many microseconds ago, and says whether it was.
@@ -137,4 +151,16 @@ func (k *knownBlocks) forget(sent int64, id ID, group string) {
 		s.blocks.remove(at)
 		k.count.Add(-1)
 	}
+}
+
+// knownBlocks counts the blocks that this process remembers of its Redis.
+func (a *App) knownBlocks() (n int64) {
+	counted := map[*hearsay]bool{}
+	for _, s := range a.remotes {
+		if !counted[s.told] {
+			n += s.told.blocks.count.Load()
+		}
+		counted[s.told] = true
+	}
+	return n
 }

@@ -116,7 +116,7 @@ func (collector) Collect(all chan<- prometheus.Metric) {
 	s.pools(a.poolsInfo())
 	s.overrides(overridesShown())
 	s.count(metricLinesSuppressed, suppressedLines.Load())
-	s.memory(a.stores)
+	s.memory(a)
 	s.redis(a)
 }
 
@@ -208,13 +208,14 @@ func (s scrape) overrides(list []overrideInfo) {
 }
 
 // memory shows what this process keeps: for zones that live here, and in place of a store that is down.
-func (s scrape) memory(stores *memoryStores) {
+func (s scrape) memory(a *App) {
+	stores := a.stores
 	buckets, strikes := stores.local.len()
 	s.put(metricMemoryEntries, float64(buckets), "buckets")
 	s.put(metricMemoryEntries, float64(strikes), "strikes")
-	buckets, strikes = stores.shares.len()
+	buckets, _ = stores.shares.len()
 	s.put(metricMemoryEntries, float64(buckets), "share_buckets")
-	s.put(metricMemoryEntries, float64(strikes), "known_blocks")
+	s.put(metricMemoryEntries, float64(a.knownBlocks()), "known_blocks")
 	s.count(metricMemoryEvictions, stores.local.evicted()+stores.shares.evicted())
 }
 

@@ -92,11 +92,7 @@ func (l *Limiter) knownBlock(c *Charge) heardBlock {
 	if c.Penalty == nil {
 		return heardBlock{}
 	}
-	b, _ := l.known.find(c.ID, c.Penalty.group)
-	if b.until <= l.now() {
-		return heardBlock{}
-	}
-	return b
+	return l.known.find(l.now(), c.ID, c.Penalty.group)
 }
 
 // peek reads what the memory store holds for a charge. It does not even note that it was there.

@@ -248,3 +248,9 @@ func counted(counts map[string]int) string {
 	}
 	return strings.Join(parts, ", ")
 }
+
+// awaitListed waits until so many blocks are listed.
+func (s *stand) awaitListed(n int64) {
+	s.t.Helper()
+	proc.Eventually(s.t, fmt.Sprintf("%d blocks are listed", n), func() bool { return s.server.Do("zcard", s.store.listKey()) == n })
+}
