@@ -172,6 +172,36 @@ func (s shown) checkMetric(t *testing.T, where string, m *metricsql.MetricExpr) 
 	return name
 }
 
+// tableRow is a metric in docs/metrics.md: its name and its labels.
+var tableRow = regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| \\w+ \\| ([a-z_` ]*) ?\\|")
+
+// checkTable holds that the documentation lists what is shown, with its labels.
+func (s shown) checkTable(t *testing.T) {
+	t.Helper()
+	text, err := os.ReadFile("docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{}
+	for _, row := range tableRow.FindAllStringSubmatch(string(text), -1) {
+		name := "caddy_rate_limit_" + row[1]
+		if _, plain := s[name]; !plain {
+			name += "_count"
+		}
+		listed[name] = true
+		want := strings.Fields(strings.ReplaceAll(row[2], "`", "") + " instance job")
+		slices.Sort(want)
+		if got := slices.Sorted(maps.Keys(s[name])); !slices.Equal(got, want) {
+			t.Errorf("docs/metrics.md: %s has the labels %q, not %q", name, got, want)
+		}
+	}
+	for name := range s {
+		if strings.HasPrefix(name, "caddy_rate_limit_") && !listed[name] && !strings.HasSuffix(name, "_sum") && !strings.HasSuffix(name, "_bucket") {
+			t.Errorf("docs/metrics.md does not list %s", name)
+		}
+	}
+}
+
 var (
 	legendLabels = regexp.MustCompile(`\{\{(\w+)\}\}`)
 	groupedBy    = regexp.MustCompile(`^(?:60 \* |histogram_quantile\([0-9.]+, )?(?:sum|min|max) by \(([^)]*)\)`)
@@ -222,6 +252,10 @@ func TestDashboardsAskForWhatIsShown(t *testing.T) {
 			t.Errorf("no panel shows %s", name)
 		}
 	}
+	for _, snippet := range snippetsIn(t, "docs/metrics.md", "promql") {
+		s.check(t, "docs/metrics.md", snippet)
+	}
+	s.checkTable(t)
 	for _, rule := range readAlerts(t).Groups[0].Rules {
 		s.check(t, "alert "+rule.Alert, rule.Expr)
 		for _, text := range rule.Annotations {

@@ -32,7 +32,7 @@ func TestTopIsTrue(t *testing.T) {
 		zipf, now := rand.NewZipf(random, 1.3, 2, 999), topNow
 		for range rapid.IntRange(1, 5000).Draw(t, "requests") {
 			asksFor(s, truth, now, int(zipf.Uint64()), int64(1+random.IntN(3)))
-			now += int64(random.IntN(2*topStretch/5000)) // never as long as both counts
+			now += int64(random.IntN(2 * topStretch / 5000)) // never as long as both counts
 		}
 		holdsTruth(t, s, truth, now)
 	})
