@@ -32,7 +32,12 @@ func listZones(_ context.Context, a *App, _ *http.Request) (any, error) {
 
 // storeInfo says what is known of a Redis.
 func (a *App) storeInfo(s *redisStore) storeInfo {
-	info := storeInfo{Redis: s.client.settings.String(), Prefix: s.prefix, Up: true, Counted: s.counted, Nodes: a.nodesOf(s)}
+	info := storeInfo{Redis: s.client.settings.String(), Prefix: s.prefix, Up: true, Counted: s.counted, Nodes: 1}
+	for _, h := range a.handlers {
+		if h.remote == s {
+			info.Nodes = max(info.Nodes, h.limiter.nodes())
+		}
+	}
 	info.Share = 1 / float64(info.Nodes)
 	for _, server := range s.client.servers() {
 		info.Up = info.Up && server.State == serverUp
