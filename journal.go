@@ -126,7 +126,7 @@ func (j *journal) blocked(r *http.Request, c *Charge, d *Decision, now int64) {
 }
 
 // firstRefusal writes about a client that was not refused for a while, or whose line there was no room for then.
-func (j *journal) firstRefusal(r *http.Request, c *Charge, d *Decision, seen *sighting) {
+func (j *journal) firstRefusal(r *http.Request, c *Charge, d *Decision, seen *refusedClient) {
 	if !j.h.logger.Core().Enabled(j.level) {
 		return
 	}

@@ -31,8 +31,8 @@ type recentClients struct {
 	slots [recentSlots]atomic.Uint64
 }
 
-// sighting is what is known about a client that is refused now.
-type sighting struct {
+// refusedClient is what is known about a client that is refused now.
+type refusedClient struct {
 	// first says that it was not refused in the last minutes.
 	first bool
 	// counted says that it was refused in this period before.
@@ -45,21 +45,21 @@ type sighting struct {
 }
 
 // owe notes that the client's line is still to be written.
-func (s *sighting) owe() { s.slot.CompareAndSwap(s.held, s.held|owedBit) }
+func (s *refusedClient) owe() { s.slot.CompareAndSwap(s.held, s.held|owedBit) }
 
 // settle notes that it is written now, and is false for all but one of those who do at the same time.
-func (s *sighting) settle() bool { return s.slot.CompareAndSwap(s.held, s.held&^owedBit) }
+func (s *refusedClient) settle() bool { return s.slot.CompareAndSwap(s.held, s.held&^owedBit) }
 
 // of returns what stands for a zone in fingerprints.
 func (c *recentClients) of(zone string) uint64 { return maphash.String(c.seed, zone) }
 
 // see notes a refusal of a client by a zone. Of several at the same time, one is the first.
-func (c *recentClients) see(now int64, zone uint64, id *ID) sighting {
+func (c *recentClients) see(now int64, zone uint64, id *ID) refusedClient {
 	print, period := maphash.Bytes(c.seed, id[:])^zone, uint64(now/journalPeriod)&periodMask
 	slot, known := placeOf(c.slots[print%(recentSlots/recentWays)*recentWays:][:recentWays], print, period)
 	old := slot.Load()
 	last := age(old, period)
-	seen := sighting{slot: slot, held: old, counted: true, owed: known && old&owedBit != 0}
+	seen := refusedClient{slot: slot, held: old, counted: true, owed: known && old&owedBit != 0}
 	if known && last == 0 {
 		return seen
 	}
