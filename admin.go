@@ -47,6 +47,7 @@ func adminRoutes() map[string]map[string]adminAnswer {
 		"inspect":  {http.MethodPost: inspect},
 		"explain":  {http.MethodPost: explain},
 		"reset":    {http.MethodPost: resetBucket},
+		"top":      {http.MethodGet: showTop},
 		"override": {http.MethodGet: listOverrides, http.MethodPost: setOverride, http.MethodDelete: endOverride},
 	}
 }

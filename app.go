@@ -52,6 +52,10 @@ type App struct {
 	// The most buckets that this process keeps. Default 1000000.
 	MaxKeys Count `json:"max_keys,omitempty"`
 
+	// How many clients `/rate_limit/top` of the admin endpoint can list: those that ask for most. At most 10000. Default 0:
+	// it is not counted.
+	Top Count `json:"top,omitempty"`
+
 	// Blocks for clients that keep running into limits, for handlers that do not say it themselves.
 	Penalty *Penalty `json:"penalty,omitempty"`
 
@@ -70,6 +74,8 @@ type App struct {
 	ended    bool
 	limits   string                 // a hash of all of them
 	counts   map[string]*zoneCounts // by zone; held until Cleanup
+	// topClients counts who asks for most; nil if nobody wants to know.
+	topClients *topSketch
 	// unzoned counts requests that no zone decided.
 	unzoned *zoneCounts
 
@@ -130,7 +136,7 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 		return err
 	}
 	a.stores, a.holds = v.(*memoryStores), true
-	return nil
+	return a.holdTop()
 }
 
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9_.:/-]+$`)
@@ -235,6 +241,9 @@ func (a *App) Cleanup() error {
 	a.holds = false
 	for _, s := range a.remotes {
 		_, _ = processStores.Delete(s.client.settings.place()) // Destruct returns no error
+	}
+	if a.topClients != nil {
+		_, _ = topSketches.Delete(a.Top) // Destruct returns no error
 	}
 	_, err := processStores.Delete("")
 	return err

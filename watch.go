@@ -49,6 +49,7 @@ func (w *watcher) decided(r *http.Request, p *progress, charges []Charge, d *Dec
 	if d.Strikes > 0 {
 		w.h.penalty.countDry(decidingCharge(charges, d).counts, d.Strikes)
 	}
+	w.h.countTop(r, charges, d)
 	w.h.journal.decided(r, charges, d)
 	if w.h.accessLog {
 		p.record(r, accessDecision{Decision: *d, charges: charges})
