@@ -44,8 +44,8 @@ type serverInfo struct {
 	NextProbe *time.Time `json:"next_probe,omitempty"`
 }
 
-// memoryInfo is what this process keeps: for zones of its own, and, apart from them, in place of a store that is down and of
-// blocks that such a store told of. Each of the two has room for MaxKeys.
+// memoryInfo is what this process keeps: for zones of its own, and, apart from them, in place of a store that is down. Each of the
+// two has room for MaxKeys.
 type memoryInfo struct {
 	Buckets int    `json:"buckets"`
 	Strikes int    `json:"strikes"`

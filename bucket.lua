@@ -172,19 +172,20 @@ for i = 1, nrecords do
       till, dirty = now + g.max, true
     end
   end
-  if version ~= 1 or now >= max(last, till) + g.window then
-    strikes, till, last, dirty = 0, 0, 0, false
-  end
+  local overlong = false
   if hand ~= 0 then
     local most = now + BYHAND + g.max
     if version ~= 1 or max(hand, -hand) <= now then
       hand = 0
     elseif max(hand, -hand) > most then
-      hand, dirty = min(max(hand, -most), most), true
+      hand, overlong = min(max(hand, -most), most), true
     end
   end
+  if version ~= 1 or now >= max(last, till) + g.window then
+    strikes, till, last, dirty = 0, 0, hand ~= 0 and last or 0, false
+  end
   records[i] = { key = k, field = g.field, strikes = strikes, till = till, last = last, window = 0, hand = hand,
-    written = written, dirty = dirty }
+    written = written, dirty = dirty or overlong }
 end
 
 -- of each charge of a request: its bucket, policy, record (false for none) and what it asks to lease; the tokens that it finds, and

@@ -103,8 +103,8 @@ func (j *journal) refused(r *http.Request, charges []Charge, d *Decision) {
 	switch {
 	case d.BlockStarted:
 		j.blocked(r, c, d, now)
-	case seen.first && !j.silent:
-		j.firstRefusal(r, c, d, now)
+	case (seen.first || seen.owed) && !j.silent:
+		j.firstRefusal(r, c, d, &seen)
 	}
 }
 
@@ -125,13 +125,19 @@ func (j *journal) blocked(r *http.Request, c *Charge, d *Decision, now int64) {
 	}
 }
 
-// firstRefusal writes about a client that was not refused for a while.
-func (j *journal) firstRefusal(r *http.Request, c *Charge, d *Decision, now int64) {
+// firstRefusal writes about a client that was not refused for a while, or whose line there was no room for then.
+func (j *journal) firstRefusal(r *http.Request, c *Charge, d *Decision, seen *refusedClient) {
 	if !j.h.logger.Core().Enabled(j.level) {
 		return
 	}
-	if !j.book.refusals.take(now) {
-		j.tallyOf(d.Zone).suppress()
+	if !j.book.refusals.take(j.book.now()) {
+		if !seen.owed {
+			j.tallyOf(d.Zone).suppress()
+			seen.owe()
+		}
+		return
+	}
+	if seen.owed && !seen.settle() {
 		return
 	}
 	if line := j.h.logger.Check(j.level, "refused"); line != nil {

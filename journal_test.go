@@ -280,19 +280,20 @@ func TestRecentClients(t *testing.T) {
 	for _, step := range []struct {
 		after int64 // periods
 		zone  uint64
-		want  sighting
+		want  refusedClient
 		why   string
 	}{
-		{0, zone, sighting{first: true}, "never seen"},
-		{0, zone, sighting{counted: true}, "just seen"},
-		{0, other, sighting{first: true}, "in another zone"},
-		{1, zone, sighting{}, "in the next period"},
-		{-1, zone, sighting{counted: true}, "by a clock that was read before"},
-		{1 + recentPeriods, zone, sighting{}, "ten minutes later"},
-		{recentPeriods + 1, zone, sighting{first: true}, "more than ten minutes later"},
+		{0, zone, refusedClient{first: true}, "never seen"},
+		{0, zone, refusedClient{counted: true}, "just seen"},
+		{0, other, refusedClient{first: true}, "in another zone"},
+		{1, zone, refusedClient{}, "in the next period"},
+		{-1, zone, refusedClient{counted: true}, "by a clock that was read before"},
+		{1 + recentPeriods, zone, refusedClient{}, "ten minutes later"},
+		{recentPeriods + 1, zone, refusedClient{first: true}, "more than ten minutes later"},
 	} {
 		now += step.after * journalPeriod
-		if got := c.recent.see(now, step.zone, &id); got != step.want {
+		got := c.recent.see(now, step.zone, &id)
+		if got.first != step.want.first || got.counted != step.want.counted {
 			t.Errorf("%s: %+v, want %+v", step.why, got, step.want)
 		}
 	}
@@ -309,5 +310,34 @@ func TestRecentClients(t *testing.T) {
 	}
 	if forgotten > recentSlots/4/50 {
 		t.Errorf("%d of %d clients were forgotten", forgotten, recentSlots/4)
+	}
+}
+
+// A flood of refusals leaves a bounded number of lines, whoever it comes from: in ten seconds with 10 000 refusals each, at most 120 first
+// refusals and two sums. All of it is in the sums.
+func TestLogOfAFlood(t *testing.T) {
+	for clients, want := range map[int]int{1: 1, 50: 50, 100_000: 119} {
+		n := newNewsroom(t, "", "api")
+		r := requestFrom("203.0.113.9")
+		for i := range 100_000 { // 7 s in one period, 3 in the next
+			c := client("api", i%clients)
+			n.decided(r, []Charge{c}, &Decision{Reason: ReasonLimited, Zone: "api", Now: n.micros})
+			n.wait(100 * time.Microsecond)
+		}
+		n.wait(10 * time.Second)
+		refused, sums, total := 0, 0, uint64(0)
+		for _, entry := range n.written.TakeAll() {
+			switch entry.Message {
+			case "refused":
+				refused++
+			case "refusals":
+				sums++
+				limited, _ := entry.ContextMap()["limited"].(uint64)
+				total += limited
+			}
+		}
+		if refused != want || sums != 2 || total != 100_000 {
+			t.Errorf("%d clients: %d lines of first refusals, %d sums of %d refusals; want %d, 2 and 100000", clients, refused, sums, total, want)
+		}
 	}
 }

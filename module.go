@@ -16,7 +16,7 @@
 //	bucket.go       the arithmetic of a token bucket
 //	penalty.go      strikes and blocks
 //	memory.go       the store in this process; memory_*.go are parts of it
-//	redis.go        the store in Redis; hand.lua is what operators do to a client in it, and redis_blocks.go lists its blocks
+//	redis.go        the store in Redis; hand.lua is what operators do to a client in it, redis_blocks.go keeps its list of blocks, and redis_list.go reads it
 //	redis_config.go which Redis, resolved from the configuration; redis_options.go, redis_address.go and redis_tls.go are parts of it, setting.go its values
 //	redis_client.go the connection to it, shared by handlers and configurations; redis_cluster.go finds the servers of a Cluster
 //	redis_endpoint.go  one server: whether it is up, how it is probed; breaker.go says whether it is worth a try
@@ -34,7 +34,9 @@
 //	access_log.go   what the access log says about a request
 //	events.go       what Caddy's events app is told
 //	dry_run_header.go  what a backend is told about a dry run
-//	admin.go        what operators see and change; admin_types.go is what it takes and returns
+//	admin.go        what operators see and change; admin_types.go is what it takes and returns, admin_*.go are its answers
+//	peek.go         the state of a client as his next request finds it; redis_state.go reads it in Redis
+//	reset.go        a full bucket for a client; override.go holds what operators say about zones whose store is down
 //	command.go      the commands that ask it, command_*.go what each of them takes and prints
 //	explain.go      what would become of a request; explain_routes.go goes its way, explain_limits.go asks the limits there
 //	clock.go, count.go, spelling.go  the process's clock, numbers in JSON that are at least 1, and words that were almost right

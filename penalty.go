@@ -148,8 +148,11 @@ func (s strikeRecord) settled(p *penaltyRules, now int64) (_ strikeRecord, stale
 	if s.until > now+p.max {
 		s.until, stale = now+p.max, true
 	}
-	if now >= s.forgotten(p) {
-		return strikeRecord{hand: hand}, overlong
+	switch forgotten := now >= s.forgotten(p); {
+	case forgotten && hand == 0:
+		return strikeRecord{}, false
+	case forgotten: // last stays: by it, a block that was lifted is told from one that was lost
+		return strikeRecord{last: s.last, hand: hand}, overlong
 	}
 	s.hand = hand
 	return s, stale || overlong
