@@ -29,7 +29,7 @@
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	watch.go        what operators are told of each decision
 //	metrics.go      the metrics; metrics_zone.go counts what becomes of requests, and metrics_store.go calls to Redis
-//	top.go          who asks for most; admin_top.go shows it
+//	top.go          who asks for most; GET /rate_limit/top shows it
 //	journal.go      what the log says about requests; journal_*.go bound and sum up what is said of refusals
 //	access_log.go   what the access log says about a request
 //	events.go       what Caddy's events app is told
