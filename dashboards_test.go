@@ -212,7 +212,7 @@ var (
 // groups says whether the outermost aggregation of a query keeps a label.
 func groups(query, label string) bool {
 	match := groupedBy.FindStringSubmatch(query)
-	return match != nil && slices.Contains(strings.Split(match[1], ", "), label)
+	return len(match) > 1 && slices.Contains(strings.Split(match[1], ", "), label)
 }
 
 // What the dashboard and the alerts ask for is what a node shows, and of all that it shows, the dashboard leaves nothing out.

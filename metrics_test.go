@@ -139,14 +139,11 @@ func pipeline(address, config string, requests []visitTo, statuses map[int]int) 
 			return err
 		}
 		for range some {
-			answer, err := http.ReadResponse(answers, nil)
+			status, _, err := readAnswer(answers)
 			if err != nil {
 				return err
 			}
-			if _, err := io.Copy(io.Discard, answer.Body); err != nil {
-				return err
-			}
-			statuses[answer.StatusCode]++
+			statuses[status]++
 		}
 	}
 	return nil
@@ -160,17 +157,25 @@ func connectTo(address, config string) (conn net.Conn, answers *bufio.Reader, er
 		}
 		answers = bufio.NewReader(conn)
 		if _, err = fmt.Fprintf(conn, "GET /free HTTP/1.1\r\nHost: %s\r\n\r\n", address); err == nil {
-			var answer *http.Response
-			if answer, err = http.ReadResponse(answers, nil); err == nil {
-				_, err = io.Copy(io.Discard, answer.Body)
-			}
-			if err == nil && answer.Header.Get("Config") == config {
+			var served string
+			if _, served, err = readAnswer(answers); err == nil && served == config {
 				return conn, answers, nil
 			}
 		}
 		conn.Close()
 	}
-	return nil, nil, fmt.Errorf("configuration %s is not served: %v", config, err)
+	return nil, nil, fmt.Errorf("configuration %s is not served", config)
+}
+
+// readAnswer reads an answer to its end, and returns its status and the name of the configuration that gave it.
+func readAnswer(answers *bufio.Reader) (status int, config string, err error) {
+	answer, err := http.ReadResponse(answers, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	defer answer.Body.Close()
+	_, err = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode, answer.Header.Get("Config"), err
 }
 
 // clientsFrom returns what so many clients do, from the first on: each asks once, the tenth part of them twice and the hundredth

@@ -144,8 +144,8 @@ func (s *topShard) turn(now int64) {
 
 // entry returns the entry of a client, which may have to take the place of another's.
 func (n *topCount) entry(key topKey, places int) (e *topEntry, fresh bool) {
-	if e = n.clients[key]; e != nil {
-		return e, false
+	if known := n.clients[key]; known != nil {
+		return known, false
 	}
 	if len(n.least) < places {
 		e = &topEntry{topKey: key}
