@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"cmp"
 	"net/http"
+	"slices"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -25,6 +26,7 @@ type accessRecord struct {
 // accessDecision is what one handler decided: about charges, or about a request that it could not charge.
 type accessDecision struct {
 	Decision
+	h       *Handler
 	charges []Charge
 	// refusal is why a request without charges was refused, and pool the one that had no slot for it.
 	refusal string
@@ -125,5 +127,17 @@ func (c accessCharge) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	if c.of.short.holds(c.place) {
 		e.AddString("would_deny", string(ReasonLimited))
 	}
+	if c.of.h.spares(c.Charge) {
+		e.AddBool("spared", true)
+	}
 	return nil
+}
+
+// spares says whether a charge is neither struck nor blocked although others of its zone are: by except, or in early data.
+func (h *Handler) spares(c *Charge) bool {
+	if h.penalty == nil || c.DryRun || c.Penalty != nil {
+		return c.NoStrike && c.Penalty != nil
+	}
+	i := slices.IndexFunc(h.zones, func(z *Zone) bool { return z.charge.Zone == c.Zone })
+	return i >= 0 && h.zones[i].punishes()
 }

@@ -22,6 +22,7 @@ type accessLine struct {
 		Zone, ID  string
 		Cost, At  int64
 		WouldDeny string `json:"would_deny"`
+		Spared    bool
 	}
 }
 
@@ -98,6 +99,34 @@ func TestAccessLogSaysWhatWasDecided(t *testing.T) {
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("the access log says\n%q\nwant\n%q", got, want)
+	}
+}
+
+// Whether a refusal may strike is part of the decision.
+func TestAccessLogSaysWhoIsSpared(t *testing.T) {
+	s := serve(t, `:8080 {
+	log
+	rate_limit {
+		penalty {
+			except /static/*
+		}
+		zone api {
+			rate 100/h
+		}
+		zone everybody {
+			key all
+			rate 100/h
+		}
+	}
+	respond ok
+}`)
+	s.ask("GET", "http://localhost/a", "")
+	s.ask("GET", "http://localhost/static/a", "")
+	lines := accessLines(t, s)
+	for i, want := range []bool{false, true} {
+		if zones := lines[i].Zones; zones[0].Spared != want || zones[1].Spared {
+			t.Errorf("request %d: %+v", i, zones)
+		}
 	}
 }
 

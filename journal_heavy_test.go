@@ -100,6 +100,7 @@ func flood(t *testing.T, n *node.Node) int64 {
 					return
 				}
 				_, _ = io.Copy(io.Discard, answer.Body)
+				_ = answer.Body.Close()
 				if answer.StatusCode == http.StatusTooManyRequests {
 					refused.Add(1)
 				}

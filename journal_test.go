@@ -312,32 +312,3 @@ func TestRecentClients(t *testing.T) {
 		t.Errorf("%d of %d clients were forgotten", forgotten, recentSlots/4)
 	}
 }
-
-// A flood of refusals leaves a bounded number of lines, whoever it comes from: in ten seconds with 10 000 refusals each, at most 120 first
-// refusals and two sums. All of it is in the sums.
-func TestLogOfAFlood(t *testing.T) {
-	for clients, want := range map[int]int{1: 1, 50: 50, 100_000: 119} {
-		n := newNewsroom(t, "", "api")
-		r := requestFrom("203.0.113.9")
-		for i := range 100_000 { // 7 s in one period, 3 in the next
-			c := client("api", i%clients)
-			n.decided(r, []Charge{c}, &Decision{Reason: ReasonLimited, Zone: "api", Now: n.micros})
-			n.wait(100 * time.Microsecond)
-		}
-		n.wait(10 * time.Second)
-		refused, sums, total := 0, 0, uint64(0)
-		for _, entry := range n.written.TakeAll() {
-			switch entry.Message {
-			case "refused":
-				refused++
-			case "refusals":
-				sums++
-				limited, _ := entry.ContextMap()["limited"].(uint64)
-				total += limited
-			}
-		}
-		if refused != want || sums != 2 || total != 100_000 {
-			t.Errorf("%d clients: %d lines of first refusals, %d sums of %d refusals; want %d, 2 and 100000", clients, refused, sums, total, want)
-		}
-	}
-}

@@ -52,13 +52,13 @@ func (w *watcher) decided(r *http.Request, p *progress, charges []Charge, d *Dec
 	w.h.countTop(r, charges, d)
 	w.h.journal.decided(r, charges, d)
 	if w.h.accessLog {
-		p.record(r, accessDecision{Decision: *d, charges: charges})
+		p.record(r, accessDecision{Decision: *d, h: w.h, charges: charges})
 	}
 }
 
 // uncharged tells the access log of a request that was refused without charges.
 func (w *watcher) uncharged(r *http.Request, kind refusalKind, pool string) {
 	if w.h.accessLog {
-		progressOf(r).record(r, accessDecision{Decision: Decision{Now: processMicros()}, refusal: refusalWords[kind], pool: pool})
+		progressOf(r).record(r, accessDecision{Decision: Decision{Now: processMicros()}, h: w.h, refusal: refusalWords[kind], pool: pool})
 	}
 }
