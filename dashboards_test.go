@@ -308,5 +308,26 @@ func TestDashboardsAreWhole(t *testing.T) {
 				t.Errorf("alert %s has no %s", rule.Alert, text)
 			}
 		}
+		checkRunbook(t, rule.Alert, rule.Annotations["runbook"])
+	}
+}
+
+var runbookPage, runbookPart = regexp.MustCompile(`docs/\w+\.md`), regexp.MustCompile(`"([^"]+)"`)
+
+// checkRunbook holds that a page that a runbook sends to is there, and has the parts that it names.
+func checkRunbook(t *testing.T, alert, runbook string) {
+	t.Helper()
+	page := runbookPage.FindString(runbook)
+	if page == "" {
+		return
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Errorf("alert %s: %v", alert, err)
+	}
+	for _, part := range runbookPart.FindAllStringSubmatch(runbook, -1) {
+		if !strings.Contains(string(text), "\n## "+part[1]+"\n") {
+			t.Errorf("alert %s: %s has no part %q", alert, page, part[1])
+		}
 	}
 }
