@@ -47,6 +47,7 @@ func adminRoutes() map[string]map[string]adminAnswer {
 		"inspect":  {http.MethodPost: inspect},
 		"explain":  {http.MethodPost: explain},
 		"reset":    {http.MethodPost: resetBucket},
+		"top":      {http.MethodGet: showTop},
 		"override": {http.MethodGet: listOverrides, http.MethodPost: setOverride, http.MethodDelete: endOverride},
 	}
 }
@@ -199,7 +200,7 @@ func (a *App) identifyIn(w who) (ID, error) {
 	case w.ID == "" && len(w.Key) > 0:
 		id, err := z.key.identityOf(w.Key, a.hasher)
 		if err != nil {
-			return ID{}, adminError(http.StatusBadRequest, "zone %q: %w", w.Zone, err)
+			return ID{}, unknownClient(fmt.Errorf("zone %q: %w", w.Zone, err))
 		}
 		return id, nil
 	}
@@ -209,9 +210,18 @@ func (a *App) identifyIn(w who) (ID, error) {
 func identityNamed(text string) (ID, error) {
 	id, err := parseID(text)
 	if err != nil {
-		return ID{}, adminError(http.StatusBadRequest, "%w", err)
+		return ID{}, unknownClient(err)
 	}
 	return id, nil
+}
+
+// unknownClient is the answer to who names a client in a wrong way. What was found goes to him, and not to the log: it may be the
+// key of a client, in the wrong place.
+func unknownClient(err error) error {
+	return caddy.APIError{
+		HTTPStatus: http.StatusBadRequest, Message: err.Error(),
+		Err: errors.New("the client of a rate_limit request is named in a wrong way"),
+	}
 }
 
 // Interface guards.

@@ -18,13 +18,33 @@ import (
 
 // Who may use our part of the admin endpoint: those who may use Caddy's.
 
-// changes are requests that change something, each with a body that would do.
-var changes = []struct{ method, path, body string }{
-	{"POST", "/rate_limit/unblock", `{"zone":"a","key":"127.0.0.1"}`},
-	{"POST", "/rate_limit/inspect", `{"zone":"a","key":"127.0.0.1"}`},
-	{"POST", "/rate_limit/reset", `{"zone":"a","key":"127.0.0.1"}`},
-	{"POST", "/rate_limit/override", `{"zone":"a","action":"allow","for":"1h"}`},
-	{"DELETE", "/rate_limit/override?zone=a", ""},
+// change is a request that may change something.
+type change struct{ method, path, body string }
+
+// changes are all of them, each with a body that would do.
+func changes(t *testing.T) (all []change) {
+	t.Helper()
+	bodies := map[string]string{
+		"block":    `{"zone":"a","key":"127.0.0.1","for":"1h"}`,
+		"unblock":  `{"zone":"a","key":"127.0.0.1"}`,
+		"inspect":  `{"zone":"a","key":"127.0.0.1"}`,
+		"reset":    `{"zone":"a","key":"127.0.0.1"}`,
+		"explain":  `{"method":"GET","url":"http://localhost/"}`,
+		"override": `{"zone":"a","action":"allow","for":"1h"}`,
+	}
+	for path, methods := range adminRoutes() {
+		for method := range methods {
+			switch {
+			case method == http.MethodPost && bodies[path] != "":
+				all = append(all, change{method, "/rate_limit/" + path, bodies[path]})
+			case method == http.MethodDelete:
+				all = append(all, change{method, "/rate_limit/" + path + "?zone=a", ""})
+			case method != http.MethodGet:
+				t.Errorf("no body for %s %s", method, path)
+			}
+		}
+	}
+	return all
 }
 
 // No page of another site can change anything: what a browser sends without asking is refused, and when it asks, Caddy says no.
@@ -33,7 +53,7 @@ func TestNoChangeByAnotherSite(t *testing.T) {
 		return "{\n" + admin + "\n}\nhttp://:{$PORT} {\n rate_limit {\n redis 127.0.0.1:1\n nodes 1\n zone a {\n rate 1/h\n burst 1\n}\n}\n respond ok\n}\n"
 	}
 	n := node.Start(t, config("admin {$ADMIN}"))
-	for _, c := range changes {
+	for _, c := range changes(t) {
 		for _, header := range []string{"Content-Type: text/plain", "Content-Type: application/x-www-form-urlencoded", "Content-Type: multipart/form-data; boundary=x", "X-Other: none", "Content-Type: application/json, text/plain"} {
 			answer := n.Admin(c.method, c.path, c.body, header)
 			if c.method == "POST" && answer.Status != http.StatusUnsupportedMediaType {
@@ -55,7 +75,7 @@ func TestNoChangeByAnotherSite(t *testing.T) {
 	if err := n.Load(config("admin {$ADMIN} {\n origins tools.example\n enforce_origin\n}")); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range changes {
+	for _, c := range changes(t) {
 		for header, want := range map[string]bool{"X-Other: no origin": false, "Origin: https://evil.example": false, "Origin: http://tools.example": true} {
 			answer := n.Admin(c.method, c.path, c.body, "Host: tools.example", "Content-Type: application/json", header)
 			if (answer.Status != http.StatusForbidden) != want {

@@ -26,7 +26,11 @@ type blockPlace struct {
 }
 
 func (b *knownBlock) place() blockPlace {
-	return blockPlace{until: b.until / 1000, id: b.id.String(), group: b.group}
+	p := blockPlace{until: b.until / 1000, id: b.id.String(), group: b.group}
+	if b.byHand {
+		p.group = handMark + p.group
+	}
+	return p
 }
 
 func (p blockPlace) compare(other blockPlace) int {

@@ -125,6 +125,7 @@ func (a *App) zonesInfo() []zoneInfo {
 func (a *App) zoneInfo(name string) zoneInfo {
 	z := a.zones[name]
 	info := zoneInfo{Zone: name, Key: z.shownKey(), Rate: z.Rate.String(), Burst: z.burst()}
+	info.Requests, info.Refused, info.WouldDeny = a.zoneCounts(name)
 	for _, h := range a.handlers {
 		if z := h.zone(name); z != nil {
 			h.describe(z, &info)
@@ -144,7 +145,7 @@ func (h *Handler) describe(z *Zone, info *zoneInfo) {
 		return
 	}
 	switch {
-	case len(z.SensitiveRaw) > 0:
+	case len(z.sensitive) > 0:
 		info.OnStoreError = "sensitive"
 	case info.OnStoreError == "":
 		info.OnStoreError = z.charge.OnStoreError.String()

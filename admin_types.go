@@ -44,8 +44,8 @@ type serverInfo struct {
 	NextProbe *time.Time `json:"next_probe,omitempty"`
 }
 
-// memoryInfo is what this process keeps: for zones of its own, and, apart from them, in place of a store that is down and of
-// blocks that such a store told of. Each of the two has room for MaxKeys.
+// memoryInfo is what this process keeps: for zones of its own, and, apart from them, in place of a store that is down. Each of the
+// two has room for MaxKeys.
 type memoryInfo struct {
 	Buckets int    `json:"buckets"`
 	Strikes int    `json:"strikes"`
@@ -223,7 +223,9 @@ type overridesInfo struct {
 // topInfo is the answer to GET /rate_limit/top: who takes most, of a sketch with a bounded number of clients.
 type topInfo struct {
 	// Enabled says whether the app option top is on; Clients is empty if not.
-	Enabled bool        `json:"enabled"`
+	Enabled bool `json:"enabled"`
+	// Since is from when on tokens are counted, ten to twenty minutes ago.
+	Since   *time.Time  `json:"since,omitempty"`
 	Clients []topClient `json:"clients"`
 }
 
@@ -231,10 +233,10 @@ type topClient struct {
 	Zone string `json:"zone"`
 	ID   string `json:"id"`
 	Key  string `json:"key,omitempty"` // with log_key on
-	// Tokens is what the client asked for since it was noticed; the truth is from Tokens − Error to Tokens.
+	// Tokens is what the client asked for, refused requests too; the truth is from Tokens − Error to Tokens.
 	Tokens float64 `json:"tokens"`
 	Error  float64 `json:"error"`
-	// Refused counts its refused requests since then.
+	// Refused counts its refused requests since it was noticed.
 	Refused uint64 `json:"refused"`
 }
 

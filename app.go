@@ -52,6 +52,10 @@ type App struct {
 	// The most buckets that this process keeps. Default 1000000.
 	MaxKeys Count `json:"max_keys,omitempty"`
 
+	// How many clients `/rate_limit/top` of the admin endpoint can list: those that ask for most. At most 10000. Default 0:
+	// it is not counted.
+	Top Count `json:"top,omitempty"`
+
 	// Blocks for clients that keep running into limits, for handlers that do not say it themselves.
 	Penalty *Penalty `json:"penalty,omitempty"`
 
@@ -68,7 +72,10 @@ type App struct {
 	holds    bool // the stores, and must release them
 	before   *App // that was running when this one was started; it still is if this one is rejected
 	ended    bool
-	limits   string // a hash of all of them
+	limits   string                 // a hash of all of them
+	counts   map[string]*zoneCounts // by zone; held until Cleanup
+	// topClients counts who asks for most; nil if nobody wants to know.
+	topClients *topSketch
 	// unzoned counts requests that no zone decided.
 	unzoned *zoneCounts
 
@@ -96,11 +103,12 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 func (a *App) Provision(ctx caddy.Context) (err error) {
 	a.ctx, a.logger = ctx, ctx.Logger()
 	registerMetrics(ctx, a.logger)
-	if a.unzoned, err = countsOf(ctx, ""); err != nil {
-		return err
-	}
 	a.warned, a.places = map[string]bool{}, map[string]string{}
 	a.zones, a.penalties, a.pools = map[string]*Zone{}, map[string]*Penalty{}, map[string]*Shed{}
+	a.counts = map[string]*zoneCounts{}
+	if a.unzoned, err = a.countsOf(""); err != nil {
+		return err
+	}
 	if err := a.setDefaults(); err != nil {
 		return err
 	}
@@ -116,6 +124,9 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 		if err := a.Zones[name].provision(ctx, name); err != nil {
 			return err
 		}
+		if a.Zones[name].charge.counts, err = a.countsOf(name); err != nil {
+			return err
+		}
 		a.zones[name] = a.Zones[name]
 	}
 	v, _, err := processStores.LoadOrNew("", func() (caddy.Destructor, error) {
@@ -125,7 +136,7 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 		return err
 	}
 	a.stores, a.holds = v.(*memoryStores), true
-	return nil
+	return a.holdTop()
 }
 
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9_.:/-]+$`)
@@ -223,12 +234,16 @@ func (a *App) announceAgain() {
 // the app, like a request to the admin endpoint, finds everything in its place.
 func (a *App) Cleanup() error {
 	a.end()
+	a.releaseCounts()
 	if !a.holds {
 		return nil
 	}
 	a.holds = false
 	for _, s := range a.remotes {
 		_, _ = processStores.Delete(s.client.settings.place()) // Destruct returns no error
+	}
+	if a.topClients != nil {
+		_, _ = topSketches.Delete(a.Top) // Destruct returns no error
 	}
 	_, err := processStores.Delete("")
 	return err
@@ -276,7 +291,9 @@ func (a *App) claimZone(z *Zone, place string) error {
 		return fmt.Errorf("zone %q is used in two ways, in %s and in %s: a zone charges a request once, so the first way would hold; give one of them another name", name, other, place)
 	}
 	a.places[name] = place
-	return nil
+	counts, err := a.countsOf(name)
+	z.charge.counts = counts
+	return err
 }
 
 // claimPenalty notes that a handler strikes in a penalty group, which must have the same numbers everywhere.

@@ -86,6 +86,7 @@ func handlerOptions(b blockReader, h *Handler) optionTable {
 //		key_secret <text>
 //		prefix     <word>
 //		max_keys   <n>
+//		top        [<n>]
 //		penalty    [<group>] { … }
 //		zone       <name> { … }
 //	}
@@ -127,8 +128,20 @@ func appOptions(b blockReader, a *App) optionTable {
 		"key_secret": once(b.secret(&a.KeySecret)),
 		"prefix":     once(b.keyPrefix(&a.Prefix)),
 		"max_keys":   once(whole(b, &a.MaxKeys, 1, math.MaxInt32)),
+		"top":        once(b.top(&a.Top)),
 		"penalty":    once(b.penalty(&a.Penalty)),
 		"zone":       repeatable(b.zone(a.Zones)),
+	}
+}
+
+// top reads `top [<n>]`.
+func (b blockReader) top(to *Count) func() error {
+	return func() error {
+		*to = defaultTop
+		if b.CountRemainingArgs() == 0 {
+			return nil
+		}
+		return whole(b, to, 1, maxTop)()
 	}
 }
 

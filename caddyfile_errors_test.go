@@ -14,7 +14,7 @@ const (
 	knownInZone   = "known here: burst, cost, dry_run, headers, ipv4_prefix, ipv6_prefix, key, lease, match, on_empty, on_store_error, penalty, rate, sensitive, store"
 	knownInBlock  = "known here: answer, dry_run, dry_run_header, exempt, headers, jitter, log_key, log_refusals, nodes, penalty, redis, reset, shed, zone"
 	knownInRedis  = "known here: address, cluster, db, master_name, password, pool_size, sensitive_timeout, sentinel_password, sentinel_username, timeout, tls_client_cert_path, tls_client_cert_pem, tls_client_key_path, tls_client_key_pem, tls_enabled, tls_insecure, tls_server_certs_path, tls_server_certs_pem, tls_server_name, username"
-	knownInGlobal = "known here: key_secret, max_keys, nodes, penalty, prefix, redis, zone"
+	knownInGlobal = "known here: key_secret, max_keys, nodes, penalty, prefix, redis, top, zone"
 )
 
 const (
@@ -281,6 +281,9 @@ var wrongInGlobal = []wrong{
 	{`prefix {host}`, `global option: prefix "{host}": write letters, digits and any of -_.:/, at Caddyfile:3`},
 	{`prefix ""`, `global option: prefix "": write letters, digits and any of -_.:/, at Caddyfile:3`},
 	{`max_keys 0`, `global option: max_keys "0": write a whole number from 1 to 2147483647, at Caddyfile:3`},
+	{`top 0`, `global option: top "0": write a whole number from 1 to 10000, at Caddyfile:3`},
+	{`top 10001`, `global option: top "10001": write a whole number from 1 to 10000, at Caddyfile:3`},
+	{`top 1 2`, `global option: top: unexpected argument "2", at Caddyfile:3`},
 	{`max_keys 1e6`, `global option: max_keys "1e6": write a whole number from 1 to 2147483647, at Caddyfile:3`},
 	{`key_secret`, `global option: key_secret needs an argument: perhaps an environment variable is empty, at Caddyfile:3`},
 	{`key_secret ""`, `global option: key_secret is empty: perhaps an environment variable is; leave key_secret out to do without, at Caddyfile:3`},

@@ -103,8 +103,8 @@ func portion(remaining float64, burst int64) string {
 	if burst == 0 {
 		return "-"
 	}
-	tokens := strconv.FormatFloat(math.Floor(remaining*10)/10, 'f', -1, 64)
-	return fmt.Sprintf("%s of %d (%d %%)", tokens, burst, int(math.Floor(100*remaining/float64(burst))))
+	tokens := int64(remaining)
+	return fmt.Sprintf("%d of %d (%d %%)", tokens, burst, 100*tokens/burst)
 }
 
 // group says a penalty group.

@@ -25,7 +25,6 @@ type session struct {
 	flags   *pflag.FlagSet
 	raw     bool // print the JSON as it came
 	out     io.Writer
-	now     time.Time
 }
 
 func newSession(cmd *cobra.Command) (*session, error) {
@@ -35,7 +34,7 @@ func newSession(cmd *cobra.Command) (*session, error) {
 		return nil, fmt.Errorf("finding the admin endpoint: %w", err)
 	}
 	return &session{
-		address: address, flags: flags, raw: flagText(flags, "json") == "true", out: cmd.OutOrStdout(), now: time.Now(),
+		address: address, flags: flags, raw: flagText(flags, "json") == "true", out: cmd.OutOrStdout(),
 	}, nil
 }
 
@@ -70,7 +69,7 @@ func askAdmin[T any](s *session, method, route string, body any, show func(*page
 	if err := json.Unmarshal(content, &answer); err != nil {
 		return fmt.Errorf("reading the answer: %w: is the Caddy that runs of another version? --json prints what it says", err)
 	}
-	p := newPage(s.out, s.now)
+	p := newPage(s.out, time.Now())
 	show(p, &answer)
 	return p.flush()
 }

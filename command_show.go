@@ -230,6 +230,9 @@ func printTop(p *page, top *topInfo) {
 		p.line("no requests yet")
 		return
 	}
+	if top.Since != nil {
+		p.line("since %s", p.at(*top.Since))
+	}
 	p.row("ZONE", "ID", "TOKENS", "REFUSED", "KEY")
 	for _, c := range top.Clients {
 		p.row(c.Zone, c.ID, atMost(c.Tokens, c.Error), strconv.FormatUint(c.Refused, 10), cmp.Or(c.Key, "-"))

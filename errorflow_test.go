@@ -100,6 +100,12 @@ type testServer struct {
 // serve runs Caddy with sites of port 8080; in fact it listens on a free one.
 func serve(t *testing.T, sites string) *testServer {
 	t.Helper()
+	return serveWith(t, "DEBUG", "", sites)
+}
+
+// serveWith does what serve does, with a log of that level, and with more global options.
+func serveWith(t *testing.T, level, options, sites string) *testServer {
+	t.Helper()
 	dir := t.TempDir()
 	s := &testServer{t: t, log: filepath.Join(dir, "log")}
 	text := fmt.Sprintf(`{
@@ -112,10 +118,11 @@ func serve(t *testing.T, sites string) *testServer {
 			output file %s {
 				roll_disabled
 			}
-			level DEBUG
+			level %s
 		}
+		%s
 	}
-	%s`, dir, s.log, sites)
+	%s`, dir, s.log, level, options, sites)
 	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -121,11 +121,9 @@ func (e event) emit() {
 
 // originOf returns the context of the module that an event comes from: a handler for what happens to requests, the app for the rest.
 func (a *App) originOf(kind eventKind) caddy.Context {
-	switch kind {
-	case eventExceeded, eventBlocked, eventShed:
-		if a.requests.log != nil {
-			return a.requests.ctx
-		}
+	ofRequests := kind == eventExceeded || kind == eventBlocked || kind == eventShed
+	if ofRequests && a.requests.log != nil {
+		return a.requests.ctx
 	}
 	return a.ctx
 }

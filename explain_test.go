@@ -1,16 +1,21 @@
 package ratelimit
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/caddy-tollgate/ratelimit/internal/node"
 	"github.com/caddy-tollgate/ratelimit/internal/proc"
+	"github.com/caddy-tollgate/ratelimit/internal/redistest"
 )
 
 // explainedSites has a path for every way that a request can take to a limit or past it.
@@ -274,4 +279,138 @@ func TestRolesAreOfHandlersThatExist(t *testing.T) {
 			t.Errorf("%s does not exist", id)
 		}
 	}
+}
+
+// What is explained is what the next request is answered, in this process, in Redis, and while Redis is down.
+func TestExplainForetells(t *testing.T) {
+	server := redistest.Start(t)
+	const sites = `
+	{
+		rate_limit {
+			redis {$REDIS_URL}
+			nodes 2
+			key_secret s
+		}
+		servers {
+			trusted_proxies static private_ranges
+		}
+	}
+	http://127.0.0.1:{$PORT} {
+		rate_limit {
+			penalty {
+				after 2
+			}
+			zone pages {
+				rate 1/h
+				burst 12
+				cost 3 /dear
+			}
+			zone here {
+				store memory
+				match path /here
+				rate 1/h
+				burst 4
+				penalty off
+			}
+			zone tried {
+				rate 1/h
+				burst 2
+				dry_run
+			}
+			zone login {
+				match path /login
+				rate 1/h
+				burst 3
+				sensitive
+			}
+		}
+		respond ok
+	}`
+	n := node.Start(t, sites, node.Env("REDIS_URL", server.URL()))
+	awaitUp(t, n)
+	random := rand.New(rand.NewPCG(1, 2))
+	seen := map[string]int{}
+	for step := range 120 {
+		if step == 80 {
+			server.Kill()
+			awaitDown(t, n)
+		}
+		path := []string{"/", "/dear", "/here", "/login"}[random.IntN(4)]
+		client := fmt.Sprintf("203.0.113.%d", random.IntN(4)+step/40*10) // others after a while, when most are blocked
+		info := explains(t, n, fmt.Sprintf(`{"method":"GET","url":%q,"headers":{"X-Forwarded-For":[%q]}}`, n.URL(path), client))
+		answer := n.Get(path, "X-Forwarded-For: "+client)
+		want := cmp.Or(answer.Header.Get("X-RateLimit-Reason"), "allowed")
+		if got := info.Handlers[0].Verdict; got != want {
+			t.Fatalf("step %d, %s from %s: explained as %s, answered %s\n%+v", step, path, client, got, want, info)
+		}
+		seen[want]++
+	}
+	for _, verdict := range []string{"allowed", "limited", "blocked", "unavailable"} {
+		if seen[verdict] == 0 {
+			t.Errorf("no request was %s: %v", verdict, seen)
+		}
+	}
+}
+
+// awaitUp waits until a node takes its decisions in Redis.
+func awaitUp(t *testing.T, n *node.Node) { awaitStatus(t, n, `"up":true`) }
+
+// awaitDown waits until a node knows that Redis is down.
+func awaitDown(t *testing.T, n *node.Node) { awaitStatus(t, n, `"up":false`) }
+
+func awaitStatus(t *testing.T, n *node.Node, text string) {
+	t.Helper()
+	proc.Eventually(t, text, func() bool {
+		n.Get("/awaited", "X-Forwarded-For: 198.51.100.1")
+		return strings.Contains(n.Admin(http.MethodGet, "/rate_limit/status", "").Body, text)
+	})
+}
+
+// A full pool is looked at, and not taken from.
+func TestExplainOverload(t *testing.T) {
+	backend := holdingBackend(t)
+	n := node.Start(t, `
+	http://127.0.0.1:{$PORT} {
+		rate_limit {
+			zone pages {
+				rate 1/h
+				burst 9
+			}
+			shed 1
+		}
+		reverse_proxy {$BACKEND}
+	}`, node.Env("BACKEND", backend.addr))
+	ask := fmt.Sprintf(`{"method":"GET","url":%q}`, n.URL("/"))
+	if info := explains(t, n, ask); way(&info) != "[allowed pool default 1 pages:{client_ip}=127.0.0.1*1] reverse_proxy" {
+		t.Errorf("with a free slot: %s", way(&info))
+	}
+	go func() { _, _ = n.Try(http.MethodGet, "/", "") }()
+	<-backend.arrived
+	if info := explains(t, n, ask); way(&info) != "[overloaded pool default 1] " || info.Handlers[0].Pool.InFlight != 1 {
+		t.Errorf("with no free slot: %s", way(&info))
+	}
+	backend.release()
+}
+
+// heldBackend is a backend that answers nothing until it is released.
+type heldBackend struct {
+	addr    string
+	arrived chan struct{} // one for each request
+	release func()
+}
+
+func holdingBackend(t *testing.T) *heldBackend {
+	t.Helper()
+	held := make(chan struct{})
+	b := &heldBackend{arrived: make(chan struct{}, 100), release: sync.OnceFunc(func() { close(held) })}
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		b.arrived <- struct{}{}
+		<-held
+	}))
+	b.addr = server.Listener.Addr().String()
+	t.Cleanup(func() {
+		b.release()
+		server.Close()
+	})
+	return b
 }

@@ -25,7 +25,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		return next.ServeHTTP(w, r)
 	}
 	p := progressOf(r)
-	place, admitted := h.admit(p)
+	place, admitted := h.admit(p, r)
 	if !admitted {
 		h.watch.shed(r)
 		return h.answers.refuse(w, r, &Decision{Reason: ReasonOverloaded, RetryAfter: time.Duration(h.Shed.RetryAfter)})
@@ -50,6 +50,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if !d.Allowed {
 		return h.answers.refuse(w, r, &d)
 	}
+	if d.WouldDeny != ReasonNone {
+		h.mark(r, d.WouldDeny, d.WouldDenyZone)
+	}
 	return next.ServeHTTP(w, r)
 }
 
@@ -58,7 +61,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 type progress struct {
 	zones    []string
 	pools    []*slotPool
-	marks    []string // names of headers
+	marks    []string      // names of headers
+	access   *accessRecord // nil without an access log
 	shown    bool
 	fraction float64
 
@@ -112,13 +116,14 @@ func (a admission) release() {
 }
 
 // admit takes a slot of the handler's pool.
-func (h *Handler) admit(p *progress) (admission, bool) {
+func (h *Handler) admit(p *progress, r *http.Request) (admission, bool) {
 	if h.Shed == nil || slices.Contains(p.pools, h.pool) {
 		return admission{}, true
 	}
 	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
 		if h.DryRun {
 			h.watch.wouldShed()
+			h.mark(r, ReasonOverloaded, "")
 		}
 		return admission{}, h.DryRun
 	}
@@ -175,7 +180,7 @@ func (h *Handler) rules(r *http.Request) (*penaltyRules, error) {
 
 // unclaimed answers a request that could not be charged.
 func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) error {
-	h.watch.unclaimed(err)
+	h.watch.unclaimed(r, err)
 	switch {
 	case errors.Is(err, errEarlyData):
 		return h.answers.unclaimed(w, r, &kindTooEarly)
@@ -187,17 +192,27 @@ func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) e
 	return err
 }
 
-// list notes a block that has just started, for the list of blocks.
+// list notes a block that has just started, for the list of blocks. Where the request is about more than one identity or group,
+// the refusal may have started more of them than the decision tells of.
 func (h *Handler) list(r *http.Request, charges []Charge, d *Decision) {
 	if d.Source != SourceRedis {
 		return
 	}
-	c := chargeIn(charges, d.Zone)
-	b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
-	if h.LogKey {
-		b.plain = h.plainKey(c.Zone, r)
+	told := chargeIn(charges, d.Zone)
+	for i := range charges {
+		c := &charges[i]
+		if c.Penalty == nil || recordOf(charges, i) != i {
+			continue
+		}
+		b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
+		if c.ID != told.ID || c.Penalty.group != told.Penalty.group {
+			b.until, b.doubt = 0, c.Penalty
+		}
+		if h.LogKey {
+			b.plain = h.plainKey(c.Zone, r)
+		}
+		h.remote.note(b, d.Now, h.app.longestBlock())
 	}
-	h.remote.note(b, d.Now, h.app.longestBlock())
 }
 
 // zone returns the handler's zone of a name, nil if it has none.

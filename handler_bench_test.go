@@ -34,7 +34,6 @@ func newArrival(t testing.TB, zones map[string]*Zone) *arrival {
 		}
 		h.zones = append(h.zones, zones[name])
 	}
-	h.watch = watcher{h}
 	var err error
 	if h.journal, err = newJournal(h, newLogbook(processMicros, func(time.Duration, func()) {})); err != nil {
 		t.Fatal(err)

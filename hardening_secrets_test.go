@@ -27,10 +27,24 @@ func TestNoSecretGetsOut(t *testing.T) {
 	for range 5 {
 		show(n.Get("/", "X-Api-Key: "+key))
 	}
-	for _, path := range []string{"/rate_limit/blocks", "/metrics", "/config/", "/rate_limit/unblock"} {
+	adminAnswers := func() {
+		for path, methods := range adminRoutes() {
+			if methods["GET"] != nil {
+				show(n.Admin("GET", "/rate_limit/"+path, ""))
+			}
+		}
+		for _, path := range []string{"inspect", "unblock", "reset"} {
+			show(n.Admin("POST", "/rate_limit/"+path, `{"zone":"api","key":"`+key+`"}`))
+		}
+		show(n.Admin("POST", "/rate_limit/override", `{"zone":"api","action":"allow","for":"1m"}`))
+		// Who names it in the wrong place is told so; the log is not.
+		_ = n.Admin("POST", "/rate_limit/inspect", `{"zone":"address","key":"`+key+`"}`)
+		_ = n.Admin("POST", "/rate_limit/inspect", `{"zone":"api","id":"`+key+`"}`)
+	}
+	adminAnswers()
+	for _, path := range []string{"/metrics", "/config/"} {
 		show(n.Admin("GET", path, ""))
 	}
-	show(n.Admin("POST", "/rate_limit/unblock", `{"zone":"api","key":"`+key+`"}`))
 	for _, wrong := range []string{"redis://:" + password + "%zz@127.0.0.1", "http://:" + password + "@127.0.0.1", "redis://:" + password + "@127.0.0.1/zero", "redis://:" + password + "@127.0.0.1?x=1", `"` + password + `"`,
 		password + "@127.0.0.1:6379", password + "://127.0.0.1", "redis://:12#" + password + "@127.0.0.1", "redis://:12?" + password + "@127.0.0.1", "redis://:{" + password + "}@127.0.0.1"} {
 		if err := n.Load(config(wrong)); err == nil {
@@ -74,7 +88,7 @@ func TestNoSecretGetsOut(t *testing.T) {
 		show(n.Get("/", "X-Api-Key: "+key))
 		return n.LogLines("deciding without it") > 0
 	})
-	show(n.Admin("GET", "/rate_limit/blocks", ""))
+	adminAnswers()
 	for what, text := range map[string]string{"password": password, "HMAC key": secret, "client's key": key} {
 		if strings.Contains(seen.String(), text) {
 			i := strings.Index(seen.String(), text)

@@ -70,6 +70,18 @@ func (j *journal) decided(r *http.Request, charges []Charge, d *Decision) {
 	if !d.Allowed {
 		j.refused(r, charges, d)
 	}
+	if d.WouldDeny != ReasonNone && !j.silent {
+		j.wouldDeny(charges, d)
+	}
+}
+
+// wouldDeny counts the charges that a dry run kept from refusing.
+func (j *journal) wouldDeny(charges []Charge, d *Decision) {
+	for i := range charges {
+		if d.short.holds(charges[i].place) {
+			j.tallyOf(charges[i].Zone).count(refusedDryRun)
+		}
+	}
 }
 
 // refused writes about a refusal: a line if it starts a block, or is the client's first for a while.
@@ -91,8 +103,8 @@ func (j *journal) refused(r *http.Request, charges []Charge, d *Decision) {
 	switch {
 	case d.BlockStarted:
 		j.blocked(r, c, d, now)
-	case seen.first && !j.silent:
-		j.firstRefusal(r, c, d, now)
+	case (seen.first || seen.owed) && !j.silent:
+		j.firstRefusal(r, c, d, &seen)
 	}
 }
 
@@ -113,13 +125,19 @@ func (j *journal) blocked(r *http.Request, c *Charge, d *Decision, now int64) {
 	}
 }
 
-// firstRefusal writes about a client that was not refused for a while.
-func (j *journal) firstRefusal(r *http.Request, c *Charge, d *Decision, now int64) {
+// firstRefusal writes about a client that was not refused for a while, or whose line there was no room for then.
+func (j *journal) firstRefusal(r *http.Request, c *Charge, d *Decision, seen *refusedClient) {
 	if !j.h.logger.Core().Enabled(j.level) {
 		return
 	}
-	if !j.book.refusals.take(now) {
-		j.tallyOf(d.Zone).suppress()
+	if !j.book.refusals.take(j.book.now()) {
+		if !seen.owed {
+			j.tallyOf(d.Zone).suppress()
+			seen.owe()
+		}
+		return
+	}
+	if seen.owed && !seen.settle() {
 		return
 	}
 	if line := j.h.logger.Check(j.level, "refused"); line != nil {
@@ -184,17 +202,29 @@ func (j *journal) overloaded() {
 	})
 }
 
+// wouldShed counts a request that found no slot and goes on because of a dry run.
+func (j *journal) wouldShed() {
+	if !j.silent {
+		j.shed.count(refusedDryRun)
+	}
+}
+
 // unclaimed counts a request that could not be charged.
 func (j *journal) unclaimed(err error) {
-	if j.silent {
-		return
+	if kind, ours := unchargedKind(err); ours && !j.silent {
+		j.rest.count(kind)
 	}
+}
+
+// unchargedKind says as what a request is refused that could not be charged. Errors of matchers are the user's.
+func unchargedKind(err error) (kind refusalKind, ours bool) {
 	switch {
 	case errors.Is(err, errEarlyData):
-		j.rest.count(refusedTooEarly)
+		return refusedTooEarly, true
 	case errors.Is(err, errIdentityRequired):
-		j.rest.count(refusedNoIdentity)
+		return refusedNoIdentity, true
 	case errors.Is(err, errNoAddress):
-		j.rest.count(refusedUnavailable)
+		return refusedUnavailable, true
 	}
+	return 0, false
 }

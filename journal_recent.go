@@ -17,9 +17,11 @@ const (
 	recentSlots = 1 << 14
 	// recentWays is how many places there are for a client, of which the one that was not used for longest is taken.
 	recentWays = 4
-	// periodBits is the part of a slot that says when its client was last refused; the rest is a fingerprint of the client.
-	periodBits = 24
-	periodMask = 1<<periodBits - 1
+	// periodMask is the part of a slot that says when its client was last refused, and owedBit says that its line is still to be
+	// written. The rest is a fingerprint of the client.
+	periodMask = 1<<24 - 1
+	owedBit    = 1 << 24
+	printMask  = ^uint64(periodMask | owedBit)
 )
 
 // recentClients remembers who was refused by which zone. The fingerprints are made under a seed of this process, so that nobody can
@@ -29,30 +31,47 @@ type recentClients struct {
 	slots [recentSlots]atomic.Uint64
 }
 
-// sighting is what is known about a client that is refused now.
-type sighting struct {
+// refusedClient is what is known about a client that is refused now.
+type refusedClient struct {
 	// first says that it was not refused in the last minutes.
 	first bool
 	// counted says that it was refused in this period before.
 	counted bool
+	// owed says that there was no room for its line when it was first refused.
+	owed bool
+
+	slot *atomic.Uint64
+	held uint64
 }
+
+// owe notes that the client's line is still to be written.
+func (s *refusedClient) owe() { s.slot.CompareAndSwap(s.held, s.held|owedBit) }
+
+// settle notes that it is written now, and is false for all but one of those who do at the same time.
+func (s *refusedClient) settle() bool { return s.slot.CompareAndSwap(s.held, s.held&^owedBit) }
 
 // of returns what stands for a zone in fingerprints.
 func (c *recentClients) of(zone string) uint64 { return maphash.String(c.seed, zone) }
 
 // see notes a refusal of a client by a zone. Of several at the same time, one is the first.
-func (c *recentClients) see(now int64, zone uint64, id *ID) sighting {
+func (c *recentClients) see(now int64, zone uint64, id *ID) refusedClient {
 	print, period := maphash.Bytes(c.seed, id[:])^zone, uint64(now/journalPeriod)&periodMask
 	slot, known := placeOf(c.slots[print%(recentSlots/recentWays)*recentWays:][:recentWays], print, period)
 	old := slot.Load()
 	last := age(old, period)
-	switch {
-	case known && last == 0:
-		return sighting{counted: true}
-	case !slot.CompareAndSwap(old, print&^periodMask|period):
-		return sighting{counted: true} // somebody notes the same client right now, or one that takes its place
+	seen := refusedClient{slot: slot, held: old, counted: true, owed: known && old&owedBit != 0}
+	if known && last == 0 {
+		return seen
 	}
-	return sighting{first: !known || last > recentPeriods}
+	held := print&printMask | period
+	if seen.owed {
+		held |= owedBit
+	}
+	if !slot.CompareAndSwap(old, held) {
+		return seen // somebody notes the same client right now, or one that takes its place
+	}
+	seen.held, seen.counted, seen.first = held, false, !known || last > recentPeriods
+	return seen
 }
 
 // placeOf returns the slot of a client, or else the one that was not used for longest.
@@ -64,7 +83,7 @@ func placeOf(ways []atomic.Uint64, print, period uint64) (slot *atomic.Uint64, k
 		switch {
 		case held == 0:
 			unused = periodMask
-		case held&^periodMask == print&^periodMask:
+		case held&printMask == print&printMask:
 			return &ways[i], true
 		}
 		if slot == nil || unused > oldest {

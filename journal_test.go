@@ -280,19 +280,20 @@ func TestRecentClients(t *testing.T) {
 	for _, step := range []struct {
 		after int64 // periods
 		zone  uint64
-		want  sighting
+		want  refusedClient
 		why   string
 	}{
-		{0, zone, sighting{first: true}, "never seen"},
-		{0, zone, sighting{counted: true}, "just seen"},
-		{0, other, sighting{first: true}, "in another zone"},
-		{1, zone, sighting{}, "in the next period"},
-		{-1, zone, sighting{counted: true}, "by a clock that was read before"},
-		{1 + recentPeriods, zone, sighting{}, "ten minutes later"},
-		{recentPeriods + 1, zone, sighting{first: true}, "more than ten minutes later"},
+		{0, zone, refusedClient{first: true}, "never seen"},
+		{0, zone, refusedClient{counted: true}, "just seen"},
+		{0, other, refusedClient{first: true}, "in another zone"},
+		{1, zone, refusedClient{}, "in the next period"},
+		{-1, zone, refusedClient{counted: true}, "by a clock that was read before"},
+		{1 + recentPeriods, zone, refusedClient{}, "ten minutes later"},
+		{recentPeriods + 1, zone, refusedClient{first: true}, "more than ten minutes later"},
 	} {
 		now += step.after * journalPeriod
-		if got := c.recent.see(now, step.zone, &id); got != step.want {
+		got := c.recent.see(now, step.zone, &id)
+		if got.first != step.want.first || got.counted != step.want.counted {
 			t.Errorf("%s: %+v, want %+v", step.why, got, step.want)
 		}
 	}

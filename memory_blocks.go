@@ -11,6 +11,8 @@ type knownBlock struct {
 	plain string
 	// byHand says that an operator set it.
 	byHand bool
+	// doubt is not nil where it is not known yet whether there is a block: the penalty by which there would be one.
+	doubt *penaltyRules
 }
 
 // change replaces what is stored of an identity's strikes by what a function makes of it, and returns that.

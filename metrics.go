@@ -33,6 +33,8 @@ const (
 	metricInFlightLimit
 	metricMemoryEntries
 	metricMemoryEvictions
+	metricOverrides
+	metricLinesSuppressed
 	metricCount
 )
 
@@ -72,6 +74,8 @@ var metrics = [metricCount]metric{
 	metricMemoryEntries: gaugeOf("memory_entries", "What this process keeps about clients.", "table"),
 	metricMemoryEvictions: counterOf("memory_evictions_total",
 		"Buckets and strikes that were dropped while they still mattered, because max_keys was reached."),
+	metricOverrides:       gaugeOf("overrides", "Overrides that hold for a zone while Redis does not answer.", "zone", "action"),
+	metricLinesSuppressed: counterOf("log_lines_suppressed_total", "Log lines that were left out because there were too many."),
 }
 
 // collector shows the metrics of the configuration that runs. All registries have the same one: what is counted belongs to the
@@ -107,20 +111,20 @@ func (collector) Collect(all chan<- prometheus.Metric) {
 	s := scrape(all)
 	s.unzoned(a.unzoned)
 	for _, name := range sortedNames(a.zones) {
-		s.zone(name, a.zones[name].charge.counts, a.remoteZone(name))
+		s.zone(name, a.zones[name].charge.counts, a.isRemote(name))
 	}
-	s.pools(a)
+	s.pools(a.poolsInfo())
+	s.overrides(overridesShown())
+	s.count(metricLinesSuppressed, suppressedLines.Load())
 	s.memory(a)
 	s.redis(a)
 }
 
-// remoteZone says whether the buckets of a zone are in Redis.
-func (a *App) remoteZone(name string) bool {
+// isRemote says whether the buckets of a zone are in Redis.
+func (a *App) isRemote(name string) bool {
 	for _, h := range a.handlers {
-		for _, z := range h.zones {
-			if z.charge.Zone == name && h.remote != nil && !z.charge.Local {
-				return true
-			}
+		if z := h.zone(name); z != nil && !h.isLocal(z) {
+			return true
 		}
 	}
 	return false
@@ -189,15 +193,17 @@ func usual(r result, from Source, remote bool) bool {
 }
 
 // pools shows how full the pools of slots are.
-func (s scrape) pools(a *App) {
-	for _, name := range sortedNames(a.pools) {
-		for _, h := range a.handlers {
-			if h.pool != nil && h.Shed.Pool == name {
-				s.put(metricInFlight, float64(h.pool.inFlight()), name)
-				s.put(metricInFlightLimit, float64(h.Shed.MaxInFlight), name)
-				break
-			}
-		}
+func (s scrape) pools(pools []poolInfo) {
+	for _, p := range pools {
+		s.put(metricInFlight, float64(p.InFlight), p.Pool)
+		s.put(metricInFlightLimit, float64(p.MaxInFlight), p.Pool)
+	}
+}
+
+// overrides shows what holds for zones whose store is down, by word of an operator.
+func (s scrape) overrides(list []overrideInfo) {
+	for _, o := range list {
+		s.put(metricOverrides, 1, o.Zone, o.Action)
 	}
 }
 
@@ -215,20 +221,25 @@ func (s scrape) memory(a *App) {
 
 // redis shows each Redis once, however many clients with other settings it has.
 func (s scrape) redis(a *App) {
-	up, nodes := map[string]bool{}, map[string]int64{}
+	shown := map[string]storeInfo{}
 	for _, store := range a.remotes {
-		name := store.client.settings.String()
-		shown, known := up[name]
-		up[name] = store.client.isUp() && (shown || !known)
-		nodes[name] = max(nodes[name], a.nodesOf(store))
+		info := a.storeInfo(store)
+		other, known := shown[info.Redis]
 		if !known {
-			s.store(name, store.client.counts)
+			s.store(info.Redis, store.client.counts)
+			other = info
 		}
+		info.Up, info.Nodes = info.Up && other.Up, max(info.Nodes, other.Nodes)
+		shown[info.Redis] = info
 	}
-	for name := range up {
-		s.put(metricStoreUp, map[bool]float64{true: 1}[up[name]], name)
-		s.put(metricNodes, float64(nodes[name]), name)
-		s.put(metricNodeShare, 1/float64(nodes[name]), name)
+	for name, info := range shown {
+		up := 0.0
+		if info.Up {
+			up = 1
+		}
+		s.put(metricStoreUp, up, name)
+		s.put(metricNodes, float64(info.Nodes), name)
+		s.put(metricNodeShare, 1/float64(info.Nodes), name)
 	}
 }
 
@@ -247,27 +258,4 @@ func (s scrape) store(name string, n *storeCounts) {
 	for _, class := range errorNames {
 		s.count(metricStoreErrors, failures[class], name, class)
 	}
-}
-
-// isUp says whether every server of a Redis answers.
-func (c *redisClient) isUp() bool {
-	w := c.enter()
-	defer c.leave(1)
-	for _, e := range w.servers() {
-		if down, _ := e.breaker.state(); down {
-			return false
-		}
-	}
-	return true
-}
-
-// nodesOf returns by how many nodes limits in a store are divided, at most, while it does not answer.
-func (a *App) nodesOf(s *redisStore) int64 {
-	nodes := int64(1)
-	for _, h := range a.handlers {
-		if h.remote == s {
-			nodes = max(nodes, h.limiter.nodes())
-		}
-	}
-	return nodes
 }

@@ -64,14 +64,25 @@ func (*zoneCounts) Destruct() error { return nil }
 // outlive their configuration are still counted, where nobody looks any more.
 var zonePool = caddy.NewUsagePool()
 
-// countsOf returns the counts of a zone, for the life of a configuration.
-func countsOf(ctx caddy.Context, zone string) (*zoneCounts, error) {
+// countsOf returns the counts of a zone, which the app holds until releaseCounts.
+func (a *App) countsOf(zone string) (*zoneCounts, error) {
+	if counts, held := a.counts[zone]; held {
+		return counts, nil
+	}
 	v, _, err := zonePool.LoadOrNew(zone, func() (caddy.Destructor, error) { return new(zoneCounts), nil })
 	if err != nil {
 		return nil, err
 	}
-	ctx.OnCancel(func() { _, _ = zonePool.Delete(zone) }) // Destruct returns no error
-	return v.(*zoneCounts), nil
+	a.counts[zone] = v.(*zoneCounts)
+	return a.counts[zone], nil
+}
+
+// releaseCounts gives back what countsOf returned. Those counts can still be added to.
+func (a *App) releaseCounts() {
+	for zone := range a.counts {
+		_, _ = zonePool.Delete(zone) // Destruct returns no error
+	}
+	a.counts = nil
 }
 
 // countDecided counts a decision about charges: once for the zone that decided, and for each zone what concerns it alone.
@@ -130,14 +141,10 @@ func (n *zoneCounts) wouldRefuse() (sum uint64) {
 	return sum
 }
 
-// zoneCounts says how many requests a zone of this configuration counted, how many of them it refused, and how many it would have
-// refused without a dry run, since the zone is in use.
+// zoneCounts returns how many requests a zone has counted, how many of them it refused, and how many it would have refused without
+// a dry run. The configuration MUST have a zone of that name.
 func (a *App) zoneCounts(name string) (requests, refused, wouldDeny uint64) {
-	z := a.zones[name]
-	if z == nil {
-		return 0, 0, 0
-	}
-	n := z.charge.counts
+	n := a.zones[name].charge.counts
 	return n.requests.Load(), n.refused(), n.wouldRefuse()
 }
 

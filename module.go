@@ -16,7 +16,7 @@
 //	bucket.go       the arithmetic of a token bucket
 //	penalty.go      strikes and blocks
 //	memory.go       the store in this process; memory_*.go are parts of it
-//	redis.go        the store in Redis; hand.lua is what operators do to a client in it, and redis_blocks.go lists its blocks
+//	redis.go        the store in Redis; hand.lua is what operators do to a client in it, redis_blocks.go keeps its list of blocks, and redis_list.go reads it
 //	redis_config.go which Redis, resolved from the configuration; redis_options.go, redis_address.go and redis_tls.go are parts of it, setting.go its values
 //	redis_client.go the connection to it, shared by handlers and configurations; redis_cluster.go finds the servers of a Cluster
 //	redis_endpoint.go  one server: whether it is up, how it is probed; breaker.go says whether it is worth a try
@@ -28,10 +28,15 @@
 //	shed.go         slots for requests in flight
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	watch.go        what operators are told of each decision
+//	metrics.go      the metrics; metrics_zone.go counts what becomes of requests, and metrics_store.go calls to Redis
+//	top.go          who asks for most; GET /rate_limit/top shows it
 //	journal.go      what the log says about requests; journal_*.go bound and sum up what is said of refusals
+//	access_log.go   what the access log says about a request
 //	events.go       what Caddy's events app is told
 //	dry_run_header.go  what a backend is told about a dry run
-//	admin.go        what operators see and change; admin_types.go is what it takes and returns
+//	admin.go        what operators see and change; admin_types.go is what it takes and returns, admin_*.go are its answers
+//	peek.go         the state of a client as his next request finds it; redis_state.go reads it in Redis
+//	reset.go        a full bucket for a client; override.go holds what operators say about zones whose store is down
 //	command.go      the commands that ask it, command_*.go what each of them takes and prints
 //	explain.go      what would become of a request; explain_routes.go goes its way, explain_limits.go asks the limits there
 //	clock.go, count.go, spelling.go  the process's clock, numbers in JSON that are at least 1, and words that were almost right
@@ -123,18 +128,19 @@ type Handler struct {
 	// if it would have refused nothing. What clients write there is removed from every request that meets this handler. Default: none.
 	DryRunHeader string `json:"dry_run_header,omitempty"`
 
-	logger  *zap.Logger
-	app     *App
-	exempt  caddyhttp.MatcherSets
-	zones   []*Zone // in the order of their names
-	penalty *Penalty
-	pool    *slotPool
-	remote  *redisStore // nil without Redis
-	limiter *Limiter
-	answers answerer
-	watch   watcher
-	journal *journal
-	marks   string // the header for marks, empty if there is none
+	logger    *zap.Logger
+	app       *App
+	exempt    caddyhttp.MatcherSets
+	zones     []*Zone // in the order of their names
+	penalty   *Penalty
+	pool      *slotPool
+	remote    *redisStore // nil without Redis
+	limiter   *Limiter
+	answers   answerer
+	watch     watcher
+	journal   *journal
+	accessLog bool
+	marks     string // the header for marks, empty if there is none
 	// release gives back what Provision acquired. What it is about stays usable: requests are served after Cleanup.
 	release []func()
 }
@@ -173,7 +179,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.journal, err = newJournal(h, processBook); err != nil {
 		return err
 	}
-	h.app.requests = emitter{ctx, h.logger}
+	h.app.requests, h.accessLog = emitter{ctx, h.logger}, hasAccessLog(ctx)
 	h.warn(ctx)
 	return nil
 }

@@ -97,7 +97,7 @@ func sameInMemory(t *rapid.T, m *memoryStore, now int64, charges []Charge) {
 		if out.verdict == verdictAllowed {
 			left = min(left-c.Cost, c.Limit.Burst)
 		}
-		if !(out.verdict == verdictBlocked) && out.tokens[i] != left {
+		if out.verdict != verdictBlocked && out.tokens[i] != left {
 			t.Fatalf("%+v at %d: %d left where %+v was seen", *c, now, out.tokens[i], *p)
 		}
 		if until, _ := p.blockedUntil(); until > 0 && (out.verdict != verdictBlocked || out.until < until) {

@@ -86,6 +86,9 @@ func (p *permitted) use(t *testing.T) (denied []string) {
 		_ = p.node.Admin("GET", "/rate_limit/blocks", "")
 		_ = p.node.Admin("POST", "/rate_limit/unblock", fmt.Sprintf(`{"zone":"api","key":%q}`, key))
 		_ = p.node.Admin("GET", "/rate_limit/nodes", "")
+		for _, path := range []string{"/rate_limit/inspect", "/rate_limit/reset"} {
+			_ = p.node.Admin("POST", path, fmt.Sprintf(`{"zone":"api","key":%q}`, key))
+		}
 	}
 	return p.denied()
 }

@@ -99,7 +99,10 @@ func (s *redisStore) writeList(now, longest int64) {
 		if len(pending) == 0 {
 			return
 		}
-		_ = s.write(context.Background(), w, pending, now, longest)
+		ctx := context.Background()
+		if blocks := s.certain(ctx, pending); len(blocks) > 0 {
+			_ = s.write(ctx, w, blocks, now, longest)
+		}
 	}
 }
 

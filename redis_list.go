@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/redis/go-redis/v9"
@@ -12,6 +13,35 @@ import (
 
 // listPart is how many entries of the list one command returns, for which everybody else at the server waits.
 const listPart = 1000
+
+// doubtPart is how many identities are asked about in one call.
+const doubtPart = 100
+
+// certain returns the blocks that there are, of some that there may be. Where Redis does not say, there is none.
+func (s *redisStore) certain(ctx context.Context, maybe []knownBlock) []knownBlock {
+	var blocks, doubted []knownBlock
+	for _, b := range maybe {
+		if b.doubt == nil {
+			blocks = append(blocks, b)
+		} else {
+			doubted = append(doubted, b)
+		}
+	}
+	for part := range slices.Chunk(doubted, doubtPart) {
+		charges := make([]Charge, len(part))
+		for i, b := range part {
+			charges[i] = Charge{ID: b.id, Penalty: b.doubt}
+		}
+		states, _ := s.peek(ctx, charges)
+		for i := range states {
+			if b := part[i]; states[i].record.until > states[i].now {
+				b.until = states[i].record.until
+				blocks = append(blocks, b)
+			}
+		}
+	}
+	return blocks
+}
 
 // blocksAfter lists up to so many of those who are blocked now: the first in the order of the list that come after a place.
 func (s *redisStore) blocksAfter(ctx context.Context, after blockPlace, most int) ([]knownBlock, error) {

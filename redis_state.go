@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// This file reads what Redis holds for charges, without a decision.
+// This file reads what Redis holds for charges, without a decision, and fills a bucket there.
 
 //go:embed peek.lua
 var peekScript string
@@ -97,10 +97,29 @@ func settledState(now int64, c *Charge, bucket, record string) peeked {
 	return p
 }
 
+//go:embed reset.lua
+var resetScript string
+
+var resetCommand = redis.NewScript(resetScript)
+
+// reset fills the bucket of a charge, and says whether there was one.
+func (s *redisStore) reset(ctx context.Context, c *Charge) (bool, error) {
+	w := s.client.enter()
+	defer s.client.leave(1)
+	had, err := resetCommand.Run(ctx, w.any(), []string{s.key(c.ID)}, "z"+c.Zone).Int()
+	if err != nil {
+		return false, fmt.Errorf("resetting in Redis: %w", err)
+	}
+	return had == 1, nil
+}
+
 // decodeBucket reads a bucket as bucket.lua stores it; what it does not know is a full one.
 func decodeBucket(raw string) (b Bucket, leased leaseSums) {
 	const plain, withLeases = 23, 37
-	if !(len(raw) == plain && raw[0] == 1 || len(raw) == withLeases && raw[0] == 2) {
+	switch {
+	case len(raw) == plain && raw[0] == 1:
+	case len(raw) == withLeases && raw[0] == 2:
+	default:
 		return Bucket{}, leaseSums{}
 	}
 	b.Tokens, b.At = int7(raw[1:]), uint7(raw[8:])
@@ -114,7 +133,10 @@ func decodeBucket(raw string) (b Bucket, leased leaseSums) {
 // decodeRecord reads a record of strikes as bucket.lua stores it; what it does not know is none.
 func decodeRecord(raw string) (r strikeRecord) {
 	const plain, byHand = 17, 24
-	if !(len(raw) == plain && raw[0] == 1 || len(raw) == byHand && raw[0] == 2) {
+	switch {
+	case len(raw) == plain && raw[0] == 1:
+	case len(raw) == byHand && raw[0] == 2:
+	default:
 		return strikeRecord{}
 	}
 	r.strikes = int64(binary.BigEndian.Uint16([]byte(raw[1:])))

@@ -2,18 +2,10 @@ package ratelimit
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // This file fills the bucket of one client in one zone, wherever there is one. Strikes and blocks stay.
-
-//go:embed reset.lua
-var resetScript string
-
-var resetCommand = redis.NewScript(resetScript)
 
 // reset fills the bucket of a charge, and returns which stores kept one. It holds at once on this node, and within the second that
 // others may remember a refusal on those. Tokens that a node leased before stay its own.
@@ -38,16 +30,6 @@ func (h *Handler) reset(ctx context.Context, c *Charge) (where []string, err err
 		return where, fmt.Errorf("only the share was reset, and it counts until Redis answers: %w", err)
 	}
 	return where, err
-}
-
-func (s *redisStore) reset(ctx context.Context, c *Charge) (bool, error) {
-	w := s.client.enter()
-	defer s.client.leave(1)
-	had, err := resetCommand.Run(ctx, w.any(), []string{s.key(c.ID)}, "z"+c.Zone).Int()
-	if err != nil {
-		return false, fmt.Errorf("resetting in Redis: %w", err)
-	}
-	return had == 1, nil
 }
 
 // reset drops the bucket of an identity in a zone, and says whether there was one.

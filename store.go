@@ -60,7 +60,7 @@ type Charge struct {
 	Quiet bool
 	// place is the charge's among all charges of the request, which are sorted by store while they are decided.
 	place uint8
-	// counts are those of the zone.
+	// counts are those of the zone: its own, until an app claims it.
 	counts *zoneCounts
 }
 

@@ -17,16 +17,20 @@ func (w *watcher) exempt() { w.count(resultExempt) }
 func (w *watcher) count(r result) { w.h.app.unzoned.decisions[r][SourceNone].Add(1) }
 
 // shed is told of a request for which there was no slot.
-func (w *watcher) shed(_ *http.Request) {
+func (w *watcher) shed(r *http.Request) {
 	w.count(resultShed)
 	w.h.journal.overloaded()
+	w.uncharged(r, refusedOverloaded, w.h.Shed.Pool)
 }
 
 // wouldShed is told of a request for which there was no slot, and which goes on because of a dry run.
-func (w *watcher) wouldShed() { w.h.app.unzoned.wouldDeny[resultShed].Add(1) }
+func (w *watcher) wouldShed() {
+	w.h.app.unzoned.wouldDeny[resultShed].Add(1)
+	w.h.journal.wouldShed()
+}
 
 // unclaimed is told of a request that could not be charged.
-func (w *watcher) unclaimed(err error) {
+func (w *watcher) unclaimed(r *http.Request, err error) {
 	switch {
 	case errors.Is(err, errEarlyData), errors.Is(err, errIdentityRequired):
 		w.count(resultRejected)
@@ -34,13 +38,27 @@ func (w *watcher) unclaimed(err error) {
 		w.count(resultUnavailable)
 	}
 	w.h.journal.unclaimed(err)
+	if kind, ours := unchargedKind(err); ours {
+		w.uncharged(r, kind, "")
+	}
 }
 
 // decided is told of a decision about charges.
-func (w *watcher) decided(r *http.Request, _ *progress, charges []Charge, d *Decision) {
+func (w *watcher) decided(r *http.Request, p *progress, charges []Charge, d *Decision) {
 	countDecided(charges, d)
 	if d.Strikes > 0 {
 		w.h.penalty.countDry(decidingCharge(charges, d).counts, d.Strikes)
 	}
+	w.h.countTop(r, charges, d)
 	w.h.journal.decided(r, charges, d)
+	if w.h.accessLog {
+		p.record(r, accessDecision{Decision: *d, h: w.h, charges: charges})
+	}
+}
+
+// uncharged tells the access log of a request that was refused without charges.
+func (w *watcher) uncharged(r *http.Request, kind refusalKind, pool string) {
+	if w.h.accessLog {
+		progressOf(r).record(r, accessDecision{Decision: Decision{Now: processMicros()}, h: w.h, refusal: refusalWords[kind], pool: pool})
+	}
 }

@@ -154,10 +154,6 @@ func (z *Zone) provision(ctx caddy.Context, name string) error {
 	if err := z.provisionLimit(name); err != nil {
 		return fmt.Errorf("zone %q: %w", name, err)
 	}
-	var err error
-	if z.charge.counts, err = countsOf(ctx, name); err != nil {
-		return fmt.Errorf("zone %q: %w", name, err)
-	}
 	if err := z.provisionKey(); err != nil {
 		return fmt.Errorf("zone %q: key: %w", name, err)
 	}
@@ -182,7 +178,7 @@ func (z *Zone) provisionLimit(name string) error {
 	if limit.Burst/limit.Num > maxFill.Microseconds()/limit.Den {
 		return fmt.Errorf("a bucket of %d at %s takes more than ten years to refill: raise the rate or lower the burst", burst, z.Rate)
 	}
-	z.charge = Charge{Zone: name, Limit: limit, Floor: Token, DryRun: z.DryRun, Quiet: z.Headers == "off"}
+	z.charge = Charge{Zone: name, Limit: limit, Floor: Token, DryRun: z.DryRun, Quiet: z.Headers == "off", counts: new(zoneCounts)}
 	for _, c := range z.Costs {
 		if c.Tokens < 0 || c.Tokens > burst {
 			return fmt.Errorf("cost: must be from 0 to the burst of %d, or no request could ever pay it; got %d", burst, c.Tokens)

@@ -5,13 +5,16 @@ package node
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -188,6 +191,26 @@ func (n *Node) Signal(sig syscall.Signal) {
 func (n *Node) Run(args ...string) (stdout, stderr string, code int) {
 	n.t.Helper()
 	return run(n.t, n.dir, n.env, args)
+}
+
+// Shell runs a line of shell in the node's folder and environment, where `caddy` is the node's program, and returns what it wrote
+// to either output, and its exit code.
+func (n *Node) Shell(line string) (output string, code int) {
+	n.t.Helper()
+	programs := filepath.Join(n.dir, "bin")
+	if err := os.MkdirAll(programs, 0o700); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.Symlink(n.binary(), filepath.Join(programs, "caddy")); err != nil && !errors.Is(err, fs.ErrExist) {
+		n.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(n.t.Context(), "sh", "-c", line)
+	cmd.Dir, cmd.Env = n.dir, append(slices.Clone(n.env), "PATH="+programs+string(os.PathListSeparator)+os.Getenv("PATH"))
+	written, err := cmd.CombinedOutput()
+	if err != nil && cmd.ProcessState == nil {
+		n.t.Fatalf("running %s: %v", line, err)
+	}
+	return string(written), cmd.ProcessState.ExitCode()
 }
 
 // Run runs a command of Caddy, like validate or adapt, in a temporary folder, and returns what it wrote and its exit

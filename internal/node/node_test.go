@@ -173,6 +173,16 @@ func TestRunInANodesEnvironment(t *testing.T) {
 	}
 }
 
+func TestShell(t *testing.T) {
+	t.Parallel()
+	n := Start(t, hello)
+	for range 2 {
+		if output, code := n.Shell("caddy list-modules | grep -x rate_limit; ls Caddyfile; exit 3"); output != "rate_limit\nCaddyfile\n" || code != 3 {
+			t.Errorf("got %q, exit code %d", output, code)
+		}
+	}
+}
+
 func TestNodesLeaveNoGoroutines(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	t.Run("inner", func(t *testing.T) {
