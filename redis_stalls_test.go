@@ -267,7 +267,7 @@ func TestIdleConnectionsAreClosedByRedis(t *testing.T) {
 			s := start(t)
 			s.awaitRedis()
 			s.forget()
-			s.log() // that Redis is up
+			proc.Eventually(t, "it is said that Redis is up", func() bool { return len(s.log()) > 0 })
 			for i, zone := range []string{sensitiveZone, normalZone, sensitiveZone} {
 				proc.Eventually(t, "all connections are warm", func() bool { return s.proxy.OpenConns() >= warmConns })
 				opened := s.proxy.Conns()
