@@ -108,9 +108,10 @@ func (s *stage) prints(command, want string) {
 	}
 }
 
-// passing is what is another one every time: dates, times of day, how far off they are, and what is called by a version.
+// passing is what is another one every time: dates, times of day, how far off they are, the version,
+// and servers, which Caddy numbers by their ports.
 var passing = regexp.MustCompile(`(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d \((in )?\d+[smhd]( ago)?\)|"\d{4}-\d\d-\d\dT[^"]*Z"|` +
-	`retry after \d+ s|(?m)^(version|Date:|X-Ratelimit-Reset:) .*$`)
+	`retry after \d+ s|(?m)^(version|server|Date:|X-Ratelimit-Reset:) .*$`)
 
 // gaps are the spaces that align a table.
 var gaps = regexp.MustCompile(`  +`)
