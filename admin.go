@@ -52,6 +52,13 @@ func adminRoutes() map[string]map[string]adminAnswer {
 	}
 }
 
+// Provision implements caddy.Provisioner. When a configuration is rejected, Caddy's endpoint goes on with its registry, in which the
+// app may never have come to register anything.
+func (*adminAPI) Provision(ctx caddy.Context) error {
+	registerMetrics(ctx, ctx.Logger())
+	return nil
+}
+
 // Routes implements caddy.AdminRouter. They are routes like Caddy's own: its checks of hosts, origins and permissions come first.
 func (*adminAPI) Routes() (routes []caddy.AdminRoute) {
 	for path, methods := range adminRoutes() {
@@ -225,4 +232,7 @@ func unknownClient(err error) error {
 }
 
 // Interface guards.
-var _ caddy.AdminRouter = (*adminAPI)(nil)
+var (
+	_ caddy.Provisioner = (*adminAPI)(nil)
+	_ caddy.AdminRouter = (*adminAPI)(nil)
+)

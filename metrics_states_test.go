@@ -178,3 +178,21 @@ func TestErrorNames(t *testing.T) {
 		}
 	}
 }
+
+// After a configuration is rejected, Caddy's endpoint shows the registry of that one. However early it was rejected, ours are there.
+func TestMetricsAfterARejectedConfiguration(t *testing.T) {
+	n := node.Start(t, "{\n admin {$ADMIN}\n}\nhttp://:{$PORT} {\n rate_limit {\n zone api {\n rate 1/h\n burst 8\n }\n }\n respond ok\n}\n")
+	n.Get("/")
+	allowed := exposed{`decisions_total{result="allowed",source="memory",zone="api"}`: 1}
+	wantMetrics(t, n, allowed)
+	for why, config := range map[string]string{
+		"an app cannot be decoded":     `{"admin":{"listen":"` + n.AdminAddr() + `"},"apps":{"rate_limit":{"zones":{"api":{"rate":"100/x"}}}}}`,
+		"there is no such app":         `{"admin":{"listen":"` + n.AdminAddr() + `"},"apps":{"rate_limits":{}}}`,
+		"an app cannot be provisioned": `{"admin":{"listen":"` + n.AdminAddr() + `"},"apps":{"rate_limit":{"key_secret":"{env.NOWHERE}"}}}`,
+	} {
+		if answer := n.Admin(http.MethodPost, "/load", config); answer.Status != http.StatusBadRequest {
+			t.Fatalf("%s: %+v", why, answer)
+		}
+		wantMetrics(t, n, allowed)
+	}
+}
