@@ -87,7 +87,7 @@ func (e *endpoint) info() serverInfo {
 
 // memoryInfo counts what this process keeps: for itself, and in place of a store that is down.
 func (a *App) memoryInfo() memoryInfo {
-	info := memoryInfo{MaxKeys: int64(a.MaxKeys)}
+	info := memoryInfo{MaxKeys: int64(a.MaxKeys), KnownBlocks: a.knownBlocks()}
 	for _, m := range []*memoryStore{a.stores.local, a.stores.shares} {
 		buckets, records := m.len()
 		info.Buckets, info.Strikes, info.Evicted = info.Buckets+buckets, info.Strikes+records, info.Evicted+m.evicted()

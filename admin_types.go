@@ -51,6 +51,8 @@ type memoryInfo struct {
 	Strikes int    `json:"strikes"`
 	MaxKeys int64  `json:"max_keys"`
 	Evicted uint64 `json:"evicted"`
+	// KnownBlocks are those that the Redis in use told this node of.
+	KnownBlocks int64 `json:"known_blocks"`
 }
 
 // poolInfo is a pool of slots.

@@ -182,7 +182,7 @@ for i = 1, nrecords do
     end
   end
   if version ~= 1 or now >= max(last, till) + g.window then
-    strikes, till, last, dirty = 0, 0, hand ~= 0 and last or 0, false
+    strikes, till, last, dirty = 0, 0, hand ~= 0 and max(last, till) or 0, false
   end
   records[i] = { key = k, field = g.field, strikes = strikes, till = till, last = last, window = 0, hand = hand,
     written = written, dirty = dirty or overlong }

@@ -33,7 +33,7 @@ func (m handMemory) act(now int64, id ID, p *penaltyRules, time int64) {
 	case time < 0:
 		m.pardon(now, id, p, -time, 1000)
 	default:
-		m.memoryStore.unblock(now, id, p)
+		m.unblock(now, id, p)
 	}
 }
 

@@ -83,9 +83,9 @@ func printHandler(p *page, number int, h *explainedHandler) {
 		z := &h.Zones[i]
 		switch {
 		case !z.Matched:
-			p.row(z.Zone, "not counted")
+			p.row(z.Zone, "not counted", "-", "-", "-", "-", "-")
 		case !z.Charged:
-			p.row(z.Zone, "charged before")
+			p.row(z.Zone, "charged before", "-", "-", "-", "-", "-")
 		default:
 			p.row(z.Zone, verdictOf(z), strconv.FormatInt(z.Cost, 10), portion(z.Remaining, z.Limit), z.Rate, z.Source, z.Key+" = "+z.KeyValue)
 		}

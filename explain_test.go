@@ -335,6 +335,9 @@ func TestExplainForetells(t *testing.T) {
 			server.Kill()
 			awaitDown(t, n)
 		}
+		if step%8 == 7 {
+			operate(t, n, random, step/40*10)
+		}
 		path := []string{"/", "/dear", "/here", "/login"}[random.IntN(4)]
 		client := fmt.Sprintf("203.0.113.%d", random.IntN(4)+step/40*10) // others after a while, when most are blocked
 		info := explains(t, n, fmt.Sprintf(`{"method":"GET","url":%q,"headers":{"X-Forwarded-For":[%q]}}`, n.URL(path), client))
@@ -349,6 +352,22 @@ func TestExplainForetells(t *testing.T) {
 		if seen[verdict] == 0 {
 			t.Errorf("no request was %s: %v", verdict, seen)
 		}
+	}
+}
+
+// operate does what operators do to some client, and what it does to the next request must be foretold too.
+func operate(t *testing.T, n *node.Node, random *rand.Rand, first int) {
+	t.Helper()
+	client := fmt.Sprintf("203.0.113.%d", random.IntN(4)+first)
+	what := [][2]string{
+		{"block", fmt.Sprintf(`{"zone":"pages","key":%q,"for":"1m"}`, client)},
+		{"unblock", fmt.Sprintf(`{"zone":"pages","key":%q,"amnesty":"1m"}`, client)},
+		{"reset", fmt.Sprintf(`{"zone":"pages","key":%q}`, client)},
+		{"override", `{"zone":"login","action":"allow","for":"1ms"}`},
+		{"override", `{"zone":"pages","action":"deny","for":"1m"}`},
+	}[random.IntN(5)]
+	if answer := n.Admin(http.MethodPost, "/rate_limit/"+what[0], what[1]); answer.Status >= 500 && answer.Status != http.StatusServiceUnavailable {
+		t.Errorf("%v: %d %s", what, answer.Status, answer.Body)
 	}
 }
 

@@ -18,7 +18,7 @@ func TestNoSecretGetsOut(t *testing.T) {
 	redis.Do("config", "set", "slowlog-log-slower-than", "0")
 	redis.Do("config", "set", "slowlog-max-len", "10000")
 	config := func(url string) string {
-		return site("redis "+url+" {\n timeout 5s\n sensitive_timeout 5s\n}\nnodes 1\nkey_secret {env.SECRET}",
+		return site("redis "+url+" {\n timeout 5s\n sensitive_timeout 5s\n}\nnodes 1\ntop\nkey_secret {env.SECRET}",
 			"penalty {\n after 0\n}\nzone api {\n key {header.X-Api-Key}\n rate 1/h\n burst 1\n}\nzone address {\n rate 1/h\n burst 2\n}")
 	}
 	n := node.Start(t, config("{env.REDIS_URL}"), node.Env("REDIS_URL", redis.URL()), node.Env("SECRET", secret), node.Env("WRONG", strings.Replace(redis.URL(), password, "wrong-"+password, 1)))
@@ -36,6 +36,7 @@ func TestNoSecretGetsOut(t *testing.T) {
 		for _, path := range []string{"inspect", "unblock", "reset"} {
 			show(n.Admin("POST", "/rate_limit/"+path, `{"zone":"api","key":"`+key+`"}`))
 		}
+		show(n.Admin("POST", "/rate_limit/block", `{"zone":"api","key":"`+key+`","for":"1m"}`))
 		show(n.Admin("POST", "/rate_limit/override", `{"zone":"api","action":"allow","for":"1m"}`))
 		// Who names it in the wrong place is told so; the log is not.
 		_ = n.Admin("POST", "/rate_limit/inspect", `{"zone":"address","key":"`+key+`"}`)

@@ -84,7 +84,7 @@ func (s *stage) play(document string) {
 	}
 }
 
-// looks is what only looks: it may be typed again until what it shows has come about.
+// looks finds what only looks: it may be typed again until what it shows has come about.
 var looks = regexp.MustCompile(`^(caddy rate-limit (status|zones|inspect|explain|blocks|top)|caddy rate-limit override( --json)?$|curl -s localhost:2019/metrics|grep )`)
 
 // prints types a command that must print what the document says.
@@ -95,22 +95,25 @@ func (s *stage) prints(command, want string) {
 		patience = patience.Add(10 * time.Second)
 	}
 	for {
-		output, _ := s.node.Shell(s.real.Replace(command))
+		output, code := s.node.Shell(s.real.Replace(command))
 		got := s.shown.Replace(output)
-		if settled(got) == settled(want) {
+		if settled(got) == settled(want) && code == 0 {
 			return
 		}
 		if time.Now().After(patience) {
-			s.t.Errorf("%s\nprints\n%s\nand the document says\n%s", command, got, want)
+			s.t.Errorf("%s\nprints\n%s\nand the document says\n%s\nexit code %d", command, got, want, code)
 			return
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
 }
 
-// passing is what is another one every time: times of day, how far off they are, and spaces that align what stands beside them.
-var passing = regexp.MustCompile(`(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d \((in )?\d+[smhd]( ago)?\)|"\d{4}-\d\d-\d\dT[^"]*Z"|(retry after )\d+ s|(?m)^(version|node|Retry-After:) .*$`)
+// passing is what is another one every time: dates, times of day, how far off they are, the version,
+// and servers, which Caddy numbers by their ports.
+var passing = regexp.MustCompile(`(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d \((in )?\d+[smhd]( ago)?\)|"\d{4}-\d\d-\d\dT[^"]*Z"|` +
+	`retry after \d+ s|(?m)^(version|server|Date:|X-Ratelimit-Reset:) .*$`)
 
+// gaps are the spaces that align a table.
 var gaps = regexp.MustCompile(`  +`)
 
 // settled makes outputs comparable.

@@ -151,8 +151,8 @@ func (s strikeRecord) settled(p *penaltyRules, now int64) (_ strikeRecord, stale
 	switch forgotten := now >= s.forgotten(p); {
 	case forgotten && hand == 0:
 		return strikeRecord{}, false
-	case forgotten: // last stays: by it, a block that was lifted is told from one that was lost
-		return strikeRecord{last: s.last, hand: hand}, overlong
+	case forgotten: // the time stays: by it, a block that was lifted is told from one that was lost
+		return strikeRecord{last: max(s.last, s.until), hand: hand}, overlong
 	}
 	s.hand = hand
 	return s, stale || overlong
