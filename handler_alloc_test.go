@@ -24,3 +24,13 @@ func TestRequestAllocatesLittle(t *testing.T) {
 		}
 	}
 }
+
+// Whoever wants to know who asks for most pays with a lock, not with memory.
+func TestTopAllocatesNothing(t *testing.T) {
+	a := newArrival(t, map[string]*Zone{"api": zoneOf(t, "1000000/s")})
+	a.handler.app.topClients = newTopSketch(a.handler.limiter.now(), 1)
+	a.again(t)
+	if n := testing.AllocsPerRun(200, func() { a.again(t) }); n > 2 {
+		t.Errorf("%v allocations, want at most 2", n)
+	}
+}
