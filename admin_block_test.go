@@ -199,7 +199,7 @@ func TestBlockByHandReachesOtherNodes(t *testing.T) {
 			wantReasons(t, a, "ok", "/a")
 			t.Logf("%s: a block acts on the other node after %s, lifting it after %s", lease, blocked.Round(time.Millisecond), freed.Round(time.Millisecond))
 			if most := micro(recheckEvery) + 2*time.Second; blocked > most || freed > most {
-				t.Errorf("the block acted after %s, lifting it after %s, want 5 s and what a busy machine takes", blocked, freed)
+				t.Errorf("the block acted after %s, lifting it after %s, want at most 5 s, and what a busy machine takes", blocked, freed)
 			}
 		}
 	}

@@ -6,8 +6,8 @@ import "slices"
 // trip, and hold while the store is down or has lost them. known_blocks.go holds them.
 
 // recheckEvery is how often the store is asked again about a block that is known here: so long one that was lifted elsewhere
-// still holds. If there was no answer, it is asked sooner.
-const recheckEvery, recheckSoon = 5_000_000, 1_000_000 // µs
+// still holds, and 5 s are promised. If there was no answer, it is asked sooner.
+const recheckEvery, recheckSoon = 4_000_000, 1_000_000 // µs
 
 // refuseKnown refuses charges of a client who is known to be blocked, or notes in them for how long he is, where it is time to
 // ask the store again. One request asks; until it has an answer, the others are refused.

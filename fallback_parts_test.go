@@ -138,7 +138,7 @@ func TestPartThatIsDown(t *testing.T) {
 	}
 }
 
-// A block that is known is refused without a call, for everything that it refuses; every five seconds one request asks.
+// A block that is known is refused without a call, for everything that it refuses; every four seconds one request asks.
 func TestKnownBlockIsAskedAboutSeldom(t *testing.T) {
 	s, l := newPartedStore()
 	c := chargeOf("z", 1)
@@ -163,9 +163,9 @@ func TestKnownBlockIsAskedAboutSeldom(t *testing.T) {
 		t.Fatalf("got %+v", d)
 	}
 	wantRefused(0)
-	*s.now += 5e6
+	*s.now += 4e6
 	wantRefused(1) // its part first: nothing has to be given back
-	*s.now += 4_999_999
+	*s.now += 3_999_999
 	wantRefused(0)
 	s.down[c.ID] = true
 	*s.now += 1
@@ -201,9 +201,9 @@ func TestKnownBlocksOfTwoIdentities(t *testing.T) {
 		want  string
 	}{
 		{1, ""},
-		{3, ""}, // a has been known for 7 s, but b is fresh
+		{2, ""}, // a has been known for 6 s, but b is fresh
 		{1, "take b"},
-		{4, ""},
+		{3, ""},
 	} {
 		*s.now += step.after * 1e6
 		admitted(l, 10, a, b)
