@@ -58,7 +58,7 @@ func newStage(t *testing.T, document string, unix bool) *stage {
 	return s
 }
 
-var acts = regexp.MustCompile("(?ms)^(?:```console\n(.*?)^```|<!-- (.*?) -->)$")
+var acts = regexp.MustCompile("(?ms)^(?:```console\n(.*?)\n```|<!-- (.*?) -->)$")
 
 // play types what a document says, in its order.
 func (s *stage) play(document string) {
