@@ -274,7 +274,7 @@ type explainedHandler struct {
 // explainedZone is one zone of a handler.
 type explainedZone struct {
 	Zone string `json:"zone"`
-	// Matched says whether the zone counts the request; what follows is absent if not.
+	// Matched says whether the zone counts the request; what follows says nothing if not.
 	Matched bool `json:"matched"`
 	// Charged is false where a handler before has charged the zone already.
 	Charged    bool   `json:"charged"`

@@ -113,7 +113,8 @@ func needsClientIn(flags *pflag.FlagSet, args []string) error {
 	if (len(args) == 1) == (flagText(flags, "id") != "") && len(args) > 0 {
 		return nil
 	}
-	return fmt.Errorf("name a zone and the values of its key, as in `login 203.0.113.7`, or a zone and an id, as in `login --id <id>`; got %s", listed(args))
+	return fmt.Errorf("name a zone and the values of its key, as in `login 203.0.113.7`, or a zone and an id, as in `login --id <id>`; got %s",
+		listed(args))
 }
 
 // needsClient wants a client by a zone and its key, or by its id.
@@ -121,7 +122,8 @@ func needsClient(flags *pflag.FlagSet, args []string) error {
 	if flagText(flags, "id") != "" && len(args) == 0 || flagText(flags, "id") == "" && len(args) > 1 {
 		return nil
 	}
-	return fmt.Errorf("name a zone and the values of its key, as in `login 203.0.113.7`, or only an id, as in `--id <id>`; got %s", listed(args))
+	return fmt.Errorf("name a zone and the values of its key, as in `login 203.0.113.7`, or only an id, as in `--id <id>`; got %s",
+		listed(args))
 }
 
 func listed(args []string) string {

@@ -87,7 +87,8 @@ func printHandler(p *page, number int, h *explainedHandler) {
 		case !z.Charged:
 			p.row(z.Zone, "charged before", "-", "-", "-", "-", "-")
 		default:
-			p.row(z.Zone, verdictOf(z), strconv.FormatInt(z.Cost, 10), portion(z.Remaining, z.Limit), z.Rate, z.Source, z.Key+" = "+z.KeyValue)
+			p.row(z.Zone, verdictOf(z), strconv.FormatInt(z.Cost, 10), portion(z.Remaining, z.Limit), z.Rate, z.Source,
+				z.Key+" = "+z.KeyValue)
 		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 type page struct {
 	table *tabwriter.Writer
 	now   time.Time
+	err   error // why something could not be written
 }
 
 func newPage(out io.Writer, now time.Time) *page {
@@ -54,10 +55,18 @@ func (p *page) title(cells ...string) {
 	p.row(cells...)
 }
 
-// end ends a table. What could not be written is told by the last flush, since a tabwriter remembers nothing else to do.
-func (p *page) end() { _ = p.table.Flush() }
+// end ends a table.
+func (p *page) end() {
+	if err := p.table.Flush(); err != nil {
+		p.err = err
+	}
+}
 
-func (p *page) flush() error { return p.table.Flush() }
+// flush writes what is left, and returns why something could not be written.
+func (p *page) flush() error {
+	p.end()
+	return p.err
+}
 
 // at says a time of day here, and how far off it is.
 func (p *page) at(t time.Time) string {
@@ -107,7 +116,7 @@ func portion(remaining float64, burst int64) string {
 	return fmt.Sprintf("%d of %d (%d %%)", tokens, burst, 100*tokens/burst)
 }
 
-// group says a penalty group.
+// groupName says a penalty group.
 func groupName(group *string) string {
 	switch {
 	case group == nil:

@@ -3,10 +3,12 @@ package ratelimit
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -108,7 +110,7 @@ func TestCommandsTypedWrong(t *testing.T) {
 		"explain GET http://a/ -H nonsense":   `got "nonsense"`,
 		"top 5":                               "one argument too many",
 		"blocks --limit many":                 "invalid argument",
-		"status --adress x":                   "unknown flag: --adress",
+		"status --where x":                    "unknown flag: --where",
 	} {
 		e := &actedEndpoint{status: http.StatusOK, answer: "{}"}
 		got, err := e.asked(t, strings.Fields(typed)...)
@@ -150,7 +152,7 @@ func TestCommandsTellErrors(t *testing.T) {
 	}
 }
 
-// The admin endpoint may be a unix socket.
+// The admin endpoint may be a unix socket, named by --address or in a configuration.
 func TestCommandsOnUnixSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "admin.sock")
 	listener, err := net.Listen("unix", path)
@@ -162,8 +164,14 @@ func TestCommandsOnUnixSocket(t *testing.T) {
 	server.Listener = listener
 	server.Start()
 	defer server.Close()
-	if got, err := runCommand("blocks", "--address", "unix/"+path); err != nil || got != "nobody is blocked\n" {
-		t.Errorf("prints %q, %v", got, err)
+	config := filepath.Join(t.TempDir(), "caddy.json")
+	if err := os.WriteFile(config, fmt.Appendf(nil, `{"admin":{"listen":%q}}`, "unix/"+path), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, where := range [][]string{{"--address", "unix/" + path}, {"--config", config}} {
+		if got, err := runCommand(append(where, "blocks")...); err != nil || got != "nobody is blocked\n" {
+			t.Errorf("%v: prints %q, %v", where, got, err)
+		}
 	}
 }
 

@@ -160,7 +160,7 @@ func follow(routes caddyhttp.RouteList, r *http.Request, groups map[string]struc
 			groups[route.Group] = struct{}{}
 		}
 		for _, handler := range route.Handlers {
-			e := endOpen
+			var e end
 			if sub, ok := handler.(*caddyhttp.Subroute); ok {
 				e = follow(sub.Routes, r, groups, visit)
 			} else {

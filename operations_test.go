@@ -28,7 +28,8 @@ func newStage(t *testing.T, document string, unix bool) *stage {
 	t.Helper()
 	server, backend := redistest.Start(t), holdingBackend(t)
 	caddyfile := snippets(t, document, "caddyfile")[0]
-	caddyfile = strings.NewReplacer("127.0.0.1:8080", "127.0.0.1:{$PORT}", "127.0.0.1:9000", backend.addr, "127.0.0.1:6379", server.Addr()).Replace(caddyfile)
+	caddyfile = strings.NewReplacer("127.0.0.1:8080", "127.0.0.1:{$PORT}", "127.0.0.1:9000", backend.addr,
+		"127.0.0.1:6379", server.Addr()).Replace(caddyfile)
 	options := []node.Option{node.Env("KEY_SECRET", "secret")}
 	admin := "unix/" + filepath.Join(t.TempDir(), "admin.sock")
 	if unix {
@@ -57,7 +58,7 @@ func newStage(t *testing.T, document string, unix bool) *stage {
 	return s
 }
 
-var acts = regexp.MustCompile("(?ms)^```console\n(.*?)^```$|^<!-- (.*?) -->$")
+var acts = regexp.MustCompile("(?ms)^(?:```console\n(.*?)\n```|<!-- (.*?) -->)$")
 
 // play types what a document says, in its order.
 func (s *stage) play(document string) {
