@@ -233,6 +233,7 @@ func TestBlockedRequestsWriteNothing(t *testing.T) {
 		}
 		return n
 	}
+	proc.Eventually(t, "the list of blocks is written whole", func() bool { return redis.TTLs()["tollgate:blocks"] > 0 })
 	before := written()
 	if got := storm(t, 1000, "/", n); got[429] != 1000 {
 		t.Errorf("answers by status %v", got)
