@@ -145,3 +145,15 @@ func abs(t *testing.T, path string) string {
 	}
 	return path
 }
+
+// Every word of the configuration stands in the syntax: in the README, and what is about Redis in its own document.
+func TestReadmeSyntax(t *testing.T) {
+	syntax := strings.Join(append(snippets(t, "README.md", "caddyfile-syntax"), snippets(t, redisDocs, "caddyfile-syntax")...), "")
+	for _, room := range (blockReader{}).rooms() {
+		for _, word := range room.table.known() {
+			if !regexp.MustCompile(`(?m)^\t+` + word + `\b`).MatchString(syntax) {
+				t.Errorf("%s, which belongs in %s, is in no syntax", word, room.name)
+			}
+		}
+	}
+}
