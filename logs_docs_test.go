@@ -89,6 +89,24 @@ func TestLogsDocsEvents(t *testing.T) {
 	}
 }
 
+// The example of events is one that Caddy understands, with events and data that exist.
+func TestLogsDocsEventsExample(t *testing.T) {
+	example := snippets(t, logsDocs, "caddyfile-events")[0]
+	if _, err := adapted(strings.ReplaceAll(example, " exec ", " recorder ")); err != nil {
+		t.Error(err)
+	}
+	for _, line := range regexp.MustCompile(`on (\S+) exec (.*)`).FindAllStringSubmatch(example, -1) {
+		if !slices.Contains(eventNames[:], line[1]) {
+			t.Errorf("there is no event %s", line[1])
+		}
+		for _, data := range regexp.MustCompile(`{event\.data\.(\w+)}`).FindAllStringSubmatch(line[2], -1) {
+			if !slices.Contains(documentedNames(t, line[1]), data[1]) {
+				t.Errorf("%s has no %s", line[1], data[1])
+			}
+		}
+	}
+}
+
 func sameNames(a, b []string) bool {
 	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
 	return slices.Equal(a, b)
