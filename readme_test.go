@@ -157,3 +157,44 @@ func TestReadmeSyntax(t *testing.T) {
 		}
 	}
 }
+
+// Every link to a file of this repository leads to one that is there, and to a headline in it.
+func TestReadmeLinks(t *testing.T) {
+	documents, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents = append(documents, "README.md")
+	for _, document := range documents {
+		for _, match := range regexp.MustCompile(`\]\(([^):]*)\)`).FindAllStringSubmatch(read(t, document), -1) {
+			file, headline, _ := strings.Cut(match[1], "#")
+			target := filepath.Join(filepath.Dir(document), file)
+			if file == "" {
+				target = document
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %v", document, err)
+			} else if headline != "" && !strings.Contains(anchors(read(t, target)), "#"+headline+"\n") {
+				t.Errorf("%s: there is no #%s in %s", document, headline, target)
+			}
+		}
+	}
+}
+
+// anchors returns the names that headlines get as targets of links, a line for each.
+func anchors(document string) (names string) {
+	for _, match := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(document, -1) {
+		name := strings.ReplaceAll(strings.ToLower(match[1]), " ", "-")
+		names += "#" + regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(name, "") + "\n"
+	}
+	return names
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
