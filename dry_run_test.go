@@ -35,6 +35,9 @@ func TestWouldDeny(t *testing.T) {
 	dryA, dryB, struck := a, b, a
 	dryA.DryRun, dryB.DryRun = true, true
 	struck.Penalty = penalties("p")
+	one, two, most, nearlyMost := a, a, a, a
+	one.Limit, two.Limit = limit(t, "1/s", 1), limit(t, "1/s", 2)
+	most.Cost, nearlyMost.Cost = 8*Token, 8*Token-1
 	for _, c := range []struct {
 		why     string
 		charges []Charge
@@ -50,6 +53,11 @@ func TestWouldDeny(t *testing.T) {
 		{"a block is decided without the tokens", []Charge{dryB, struck}, []state{holding(b, 4), struckBefore(holding(a, 0), 4, us2m)}, ` "" of [], near []`},
 		{"80 % used, by this request", []Charge{a, b}, []state{holding(a, 3), holding(b, 25)}, ` "" of [], near [a b]`},
 		{"not quite", []Charge{a, b}, []state{holding(a, 3.000001), holding(b, 25.5)}, ` "" of [], near []`},
+		{"every request of a burst of 1 uses all of it", []Charge{one}, []state{{}}, ` "" of [], near []`},
+		{"the first request of a burst of 2", []Charge{two}, []state{{}}, ` "" of [], near []`},
+		{"the second", []Charge{two}, []state{holding(two, 1)}, ` "" of [], near [a]`},
+		{"80 % used by one request alone", []Charge{most}, []state{{}}, ` "" of [], near []`},
+		{"by one that takes a little less, and others", []Charge{nearlyMost}, []state{holding(a, 9.9)}, ` "" of [], near [a]`},
 		{"a refusal is not near the limit, but over it", []Charge{a}, []state{holding(a, 0)}, ` "" of [], near []`},
 	} {
 		charges := placed(c.charges...)
