@@ -123,3 +123,17 @@ func TestWouldDenyBySeveralStores(t *testing.T) {
 		}
 	}
 }
+
+// A zone that is closed while Redis is down refuses, wherever it stands; what a dry run of others would have done is told beside it.
+func TestWouldDenyBesideAClosedZone(t *testing.T) {
+	closed, tried := testCharge("closed", 1), testCharge("tried", 1)
+	closed.OnStoreError, tried.OnStoreError, tried.DryRun = PolicyDeny, PolicyDeny, true
+	for _, charges := range [][]Charge{placed(closed, tried), placed(tried, closed)} {
+		l, _ := newTestLimiter(&scriptedStore{err: errDown}, 2)
+		d := l.Decide(context.Background(), slices.Clone(charges))
+		want := `unavailable closed unavailable "tried" of [tried], near []`
+		if got := fmt.Sprintf("%s %s %s", d.Reason, d.Zone, d.marks(charges)); got != want {
+			t.Errorf("%s first\n  got  %s\n  want %s", charges[0].Zone, got, want)
+		}
+	}
+}
