@@ -80,3 +80,20 @@ func (b Bucket) settled(l Limit, now int64) (_ Bucket, stale bool) {
 func (b Bucket) full(l Limit) int64 {
 	return l.wait(l.Burst - b.Tokens)
 }
+
+// share returns one of so many equal parts of a limit. Its burst is never below floor, the largest cost of the zone.
+func (l Limit) share(nodes, floor int64) Limit {
+	common := gcd(l.Num, nodes)
+	s := Limit{Num: l.Num / common, Den: l.Den * (nodes / common), Burst: max(l.Burst/nodes, floor)}
+	for !exact(s.Num, s.Den) { // an odd rate over very many nodes: a little slower, so that it can be calculated with
+		s.Num, s.Den = max(s.Num/2, 1), s.Den/2+1
+	}
+	return s
+}
+
+func gcd(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}

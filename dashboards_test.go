@@ -13,7 +13,6 @@ import (
 
 	"github.com/VictoriaMetrics/metricsql"
 	dto "github.com/prometheus/client_model/go"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/caddy-tollgate/ratelimit/internal/node"
 	"github.com/caddy-tollgate/ratelimit/internal/proc"
@@ -40,20 +39,6 @@ type panel struct {
 
 type variable struct{ Name, Type, Definition string }
 
-// alertRules is what of a file of rules matters here.
-type alertRules struct {
-	Groups []struct {
-		Name  string `yaml:"name"`
-		Rules []struct {
-			Alert       string            `yaml:"alert"`
-			Expr        string            `yaml:"expr"`
-			For         string            `yaml:"for"`
-			Labels      map[string]string `yaml:"labels"`
-			Annotations map[string]string `yaml:"annotations"`
-		} `yaml:"rules"`
-	} `yaml:"groups"`
-}
-
 func readDashboard(t *testing.T) (d dashboard) {
 	t.Helper()
 	text, err := os.ReadFile("dashboards/tollgate.json")
@@ -64,20 +49,6 @@ func readDashboard(t *testing.T) (d dashboard) {
 		t.Fatal(err)
 	}
 	return d
-}
-
-func readAlerts(t *testing.T) (rules alertRules) {
-	t.Helper()
-	text, err := os.ReadFile("dashboards/alerts.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	decoder := yaml.NewDecoder(strings.NewReader(string(text)))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&rules); err != nil {
-		t.Fatal(err)
-	}
-	return rules
 }
 
 // shown is what a node exposes: of each metric its labels, and of each label its values.
@@ -91,7 +62,7 @@ func whatIsShown(t *testing.T) shown {
 	if answer := n.Admin(http.MethodPost, "/rate_limit/override", `{"zone": "api", "action": "allow", "for": "1m"}`); answer.Status != http.StatusOK {
 		t.Fatalf("override: %+v", answer)
 	}
-	all := shown{}
+	all := shown{"up": {"job": nil, "instance": nil}} // Prometheus itself shows it
 	for name, family := range familiesOf(t, n) {
 		labels := map[string][]string{"job": nil, "instance": nil} // of whoever scrapes
 		for _, m := range family.GetMetric() {
@@ -172,36 +143,6 @@ func (s shown) checkMetric(t *testing.T, where string, m *metricsql.MetricExpr) 
 	return name
 }
 
-// tableRow is a metric in docs/metrics.md: its name and its labels.
-var tableRow = regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| \\w+ \\| ([a-z_` ]*) ?\\|")
-
-// checkTable holds that the documentation lists what is shown, with its labels.
-func (s shown) checkTable(t *testing.T) {
-	t.Helper()
-	text, err := os.ReadFile("docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	listed := map[string]bool{}
-	for _, row := range tableRow.FindAllStringSubmatch(string(text), -1) {
-		name := "caddy_rate_limit_" + row[1]
-		if _, plain := s[name]; !plain {
-			name += "_count"
-		}
-		listed[name] = true
-		want := strings.Fields(strings.ReplaceAll(row[2], "`", "") + " instance job")
-		slices.Sort(want)
-		if got := slices.Sorted(maps.Keys(s[name])); !slices.Equal(got, want) {
-			t.Errorf("docs/metrics.md: %s has the labels %q, not %q", name, got, want)
-		}
-	}
-	for name := range s {
-		if strings.HasPrefix(name, "caddy_rate_limit_") && !listed[name] && !strings.HasSuffix(name, "_sum") && !strings.HasSuffix(name, "_bucket") {
-			t.Errorf("docs/metrics.md does not list %s", name)
-		}
-	}
-}
-
 var (
 	legendLabels = regexp.MustCompile(`\{\{(\w+)\}\}`)
 	groupedBy    = regexp.MustCompile(`^(?:60 \* |histogram_quantile\([0-9.]+, )?(?:sum|min|max) by \(([^)]*)\)`)
@@ -268,7 +209,7 @@ func TestDashboardsAskForWhatIsShown(t *testing.T) {
 	}
 }
 
-// A dashboard can be imported anywhere, and an alert tells what to do.
+// A dashboard can be imported anywhere, and each panel says what it shows.
 func TestDashboardsAreWhole(t *testing.T) {
 	d := readDashboard(t)
 	ids, rows := map[int]bool{}, []string{}
@@ -296,38 +237,5 @@ func TestDashboardsAreWhole(t *testing.T) {
 	}
 	if want := []string{"Decisions", "Refused and blocked", "Redis", "Capacity"}; !slices.Equal(rows, want) {
 		t.Errorf("the rows are %q, want %q", rows, want)
-	}
-	names := map[string]bool{}
-	for _, rule := range readAlerts(t).Groups[0].Rules {
-		if names[rule.Alert] || rule.Labels["severity"] == "" {
-			t.Errorf("alert %s: its name is another's, or it has no severity", rule.Alert)
-		}
-		names[rule.Alert] = true
-		for _, text := range []string{"summary", "description", "runbook"} {
-			if rule.Annotations[text] == "" {
-				t.Errorf("alert %s has no %s", rule.Alert, text)
-			}
-		}
-		checkRunbook(t, rule.Alert, rule.Annotations["runbook"])
-	}
-}
-
-var runbookPage, runbookPart = regexp.MustCompile(`docs/\w+\.md`), regexp.MustCompile(`"([^"]+)"`)
-
-// checkRunbook holds that a page that a runbook sends to is there, and has the parts that it names.
-func checkRunbook(t *testing.T, alert, runbook string) {
-	t.Helper()
-	page := runbookPage.FindString(runbook)
-	if page == "" {
-		return
-	}
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Errorf("alert %s: %v", alert, err)
-	}
-	for _, part := range runbookPart.FindAllStringSubmatch(runbook, -1) {
-		if !strings.Contains(string(text), "\n## "+part[1]+"\n") {
-			t.Errorf("alert %s: %s has no part %q", alert, page, part[1])
-		}
 	}
 }

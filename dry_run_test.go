@@ -35,6 +35,9 @@ func TestWouldDeny(t *testing.T) {
 	dryA, dryB, struck := a, b, a
 	dryA.DryRun, dryB.DryRun = true, true
 	struck.Penalty = penalties("p")
+	one, two, most, nearlyMost := a, a, a, a
+	one.Limit, two.Limit = limit(t, "1/s", 1), limit(t, "1/s", 2)
+	most.Cost, nearlyMost.Cost = 8*Token, 8*Token-1
 	for _, c := range []struct {
 		why     string
 		charges []Charge
@@ -50,6 +53,11 @@ func TestWouldDeny(t *testing.T) {
 		{"a block is decided without the tokens", []Charge{dryB, struck}, []state{holding(b, 4), struckBefore(holding(a, 0), 4, us2m)}, ` "" of [], near []`},
 		{"80 % used, by this request", []Charge{a, b}, []state{holding(a, 3), holding(b, 25)}, ` "" of [], near [a b]`},
 		{"not quite", []Charge{a, b}, []state{holding(a, 3.000001), holding(b, 25.5)}, ` "" of [], near []`},
+		{"every request of a burst of 1 uses all of it", []Charge{one}, []state{{}}, ` "" of [], near []`},
+		{"the first request of a burst of 2", []Charge{two}, []state{{}}, ` "" of [], near []`},
+		{"the second", []Charge{two}, []state{holding(two, 1)}, ` "" of [], near [a]`},
+		{"80 % used by one request alone", []Charge{most}, []state{{}}, ` "" of [], near []`},
+		{"by one that takes a little less, and others", []Charge{nearlyMost}, []state{holding(a, 9.9)}, ` "" of [], near [a]`},
 		{"a refusal is not near the limit, but over it", []Charge{a}, []state{holding(a, 0)}, ` "" of [], near []`},
 	} {
 		charges := placed(c.charges...)
@@ -112,6 +120,20 @@ func TestWouldDenyBySeveralStores(t *testing.T) {
 		d := l.Decide(context.Background(), slices.Clone(charges))
 		if got := fmt.Sprintf("%v %s", d.Allowed, d.marks(charges)); got != c.want {
 			t.Errorf("%s\n  got  %s\n  want %s", c.why, got, c.want)
+		}
+	}
+}
+
+// A zone that is closed while Redis is down refuses, wherever it stands; what a dry run of others would have done is told beside it.
+func TestWouldDenyBesideAClosedZone(t *testing.T) {
+	closed, tried := testCharge("closed", 1), testCharge("tried", 1)
+	closed.OnStoreError, tried.OnStoreError, tried.DryRun = PolicyDeny, PolicyDeny, true
+	for _, charges := range [][]Charge{placed(closed, tried), placed(tried, closed)} {
+		l, _ := newTestLimiter(&scriptedStore{err: errDown}, 2)
+		d := l.Decide(context.Background(), slices.Clone(charges))
+		want := `unavailable closed unavailable "tried" of [tried], near []`
+		if got := fmt.Sprintf("%s %s %s", d.Reason, d.Zone, d.marks(charges)); got != want {
+			t.Errorf("%s first\n  got  %s\n  want %s", charges[0].Zone, got, want)
 		}
 	}
 }

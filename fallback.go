@@ -246,14 +246,21 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 	}
 	overrides.apply(l.now(), charges)
 	var dry Decision // what charges in a dry run would do
+	var closed *Charge
 	for i := range charges {
 		switch c := &charges[i]; {
-		case c.OnStoreError == PolicyDeny && c.DryRun:
+		case c.OnStoreError != PolicyDeny:
+		case c.DryRun:
 			dry.WouldDeny, dry.WouldDenyZone = ReasonUnavailable, c.Zone
 			dry.short.add(c.place)
-		case c.OnStoreError == PolicyDeny:
-			return Decision{Reason: ReasonUnavailable, Zone: c.Zone, Quiet: true, RetryAfter: l.remote.retryAfter(c), Now: l.now()}
+		case closed == nil:
+			closed = c
 		}
+	}
+	if closed != nil {
+		d := Decision{Reason: ReasonUnavailable, Zone: closed.Zone, Quiet: true, RetryAfter: l.remote.retryAfter(closed), Now: l.now()}
+		d.joinDry(&dry)
+		return d
 	}
 	counted := l.counted(charges)
 	if len(counted) == 0 {
@@ -282,21 +289,4 @@ func (l *Limiter) counted(charges []Charge) []Charge {
 		}
 	}
 	return counted
-}
-
-// share returns one of so many equal parts of a limit. Its burst is never below floor, the largest cost of the zone.
-func (l Limit) share(nodes, floor int64) Limit {
-	common := gcd(l.Num, nodes)
-	s := Limit{Num: l.Num / common, Den: l.Den * (nodes / common), Burst: max(l.Burst/nodes, floor)}
-	for !exact(s.Num, s.Den) { // an odd rate over very many nodes: a little slower, so that it can be calculated with
-		s.Num, s.Den = max(s.Num/2, 1), s.Den/2+1
-	}
-	return s
-}
-
-func gcd(a, b int64) int64 {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
 }

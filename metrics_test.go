@@ -124,6 +124,11 @@ http://:{$PORT} {
 			burst 1
 			dry_run
 		}
+		zone twice {
+			match /tried
+			rate  1/h
+			burst 2
+		}
 	}
 	header Config 0
 	respond ok
@@ -180,7 +185,8 @@ func metricsAreExact(t *testing.T, n *node.Node, config string, clients int) {
 		`missing_keys_total{zone="named"}`:                       each / 50,
 		`strikes_total{zone="api"}`:                              each/100*4 + each/100*9,
 		`blocks_total{zone="api"}`:                               each / 100,
-		`near_limit_total{zone="api"}`:                           each,
+		`near_limit_total{zone="api"}`:                           0, // a burst of 1
+		`near_limit_total{zone="twice"}`:                         each / 50 * 2,
 		`zone_requests_total{zone="more"}`:                       0, // it is gone
 		`decisions_total{result="exempt",source="none",zone=""}`: each / 50,
 	} {
@@ -201,7 +207,7 @@ func metricsAreExact(t *testing.T, n *node.Node, config string, clients int) {
 func adminCountsTheSame(t *testing.T, n *node.Node, metrics exposed) {
 	t.Helper()
 	var list zonesInfo
-	if err := json.Unmarshal([]byte(n.Admin(http.MethodGet, "/rate_limit/zones", "").Body), &list); err != nil || len(list.Zones) != 4 {
+	if err := json.Unmarshal([]byte(n.Admin(http.MethodGet, "/rate_limit/zones", "").Body), &list); err != nil || len(list.Zones) != 5 {
 		t.Fatalf("%v: %+v", err, list)
 	}
 	for _, z := range list.Zones {

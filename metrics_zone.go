@@ -49,7 +49,7 @@ func resultOf(d *Decision) result {
 type zoneCounts struct {
 	// requests are those that the zone counted, whatever became of them.
 	requests atomic.Uint64
-	// near are those after which four fifths of the burst or more were used.
+	// near are those after which four fifths of the burst or more were used, though not by one alone.
 	near                     atomic.Uint64
 	strikes, blocks, missing atomic.Uint64
 	wouldDeny                [resultShed + 1]atomic.Uint64

@@ -2,11 +2,12 @@
 //
 // The files, in the order of a request's way through them:
 //
-//	module.go       the handler's configuration and life; warnings.go says what it is usually wrong about
-//	app.go          what the handlers of one configuration share
+//	module.go       the handler's configuration and life; provision.go makes its parts, warnings.go says what it is usually wrong about
+//	app.go          what the handlers of one configuration share; claims.go holds that a name means the same to all of them
 //	caddyfile.go    the directive and the global option; caddyfile_*.go are what they are read with
 //	handler.go      a request's way
-//	zone.go, rate.go  one limit: which requests, which key, which cost; zone_missing.go watches for keys that never come
+//	zone.go, rate.go  one limit; zone_claim.go says what it charges a request for, zone_missing.go watches for keys that never come
+//	matchers.go     which requests something is for
 //	key.go          a key expression: template, hash, what it says about the client
 //	key_value.go    the value of one placeholder; grouping of addresses
 //	key_given.go    the identity of somebody whom an operator names
@@ -43,11 +44,8 @@
 package ratelimit
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
@@ -184,129 +182,6 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-func (h *Handler) provisionZones(ctx caddy.Context) error {
-	if len(h.Zones) > maxZones {
-		return fmt.Errorf("rate_limits: a handler has at most %d zones, got %d: spread them over several", maxZones, len(h.Zones))
-	}
-	for _, name := range sortedNames(h.Zones) {
-		z := h.Zones[name]
-		if z.isReference() {
-			shared, ok := h.app.Zones[name]
-			if !ok {
-				return fmt.Errorf("zone %q: it has no rate, and there is no shared zone of that name (shared zones: %v)", name, sortedNames(h.app.Zones))
-			}
-			z = shared
-		} else if err := z.provision(ctx, name); err != nil {
-			return err
-		}
-		if err := h.app.claimZone(z, h.placeOf(z)); err != nil {
-			return err
-		}
-		h.zones = append(h.zones, z)
-	}
-	return nil
-}
-
-// placeOf says where the buckets of a zone are, and whether they are only tried.
-func (h *Handler) placeOf(z *Zone) string {
-	place := "memory"
-	if !h.isLocal(z) {
-		place = "redis " + h.remote.client.settings.String()
-	}
-	if h.DryRun || z.DryRun {
-		place += " as a dry run"
-	}
-	return place
-}
-
-func (h *Handler) provisionPenalty(ctx caddy.Context) error {
-	h.penalty = h.app.Penalty
-	if h.Penalty != nil {
-		h.penalty = h.Penalty
-		if err := h.penalty.provision(ctx); err != nil {
-			return err
-		}
-	}
-	if h.penalty == nil {
-		return nil
-	}
-	return h.app.claimPenalty(h.penalty)
-}
-
-func (h *Handler) provisionShed(caddy.Context) (err error) {
-	if h.Shed == nil {
-		return nil
-	}
-	if err := h.Shed.provision(); err != nil {
-		return err
-	}
-	if err := h.app.claimPool(h.Shed); err != nil {
-		return err
-	}
-	if h.pool, err = acquirePool(h.Shed.Pool); err != nil {
-		return err
-	}
-	h.release = append(h.release, func() { releasePool(h.Shed.Pool) })
-	return nil
-}
-
-func (h *Handler) provisionLimiter(caddy.Context) error {
-	if err := checkNodes(h.Nodes, h.NodesAuto); err != nil {
-		return err
-	}
-	nodes := int64(cmp.Or(h.Nodes, h.app.Nodes, 1))
-	h.limiter = &Limiter{
-		local: h.app.stores.local, shares: h.app.stores.shares,
-		nodes: func() int64 { return nodes }, maxKeys: int(h.app.MaxKeys), now: processMicros,
-	}
-	server := h.redisConfig()
-	if server == nil || server.Off {
-		return nil
-	}
-	settings, err := server.settings()
-	if err != nil {
-		return err
-	}
-	settings.prefix = h.app.Prefix
-	client, err := acquireRedis(settings)
-	if err != nil {
-		return err
-	}
-	h.release = append(h.release, func() { releaseRedis(client) })
-	if h.remote, err = h.app.remote(client); err != nil {
-		return err
-	}
-	told := h.remote.told
-	h.limiter.remote, h.limiter.known, h.limiter.refusals, h.limiter.leases = h.remote, told.blocks, told.refusals, told.leases
-	if h.countsNodes() {
-		h.remote.counted = true
-		h.limiter.nodes = func() int64 { return client.census.nodes(nodes) }
-	}
-	return nil
-}
-
-// countsNodes says whether the nodes are counted: whoever says how many there are at least also says that.
-func (h *Handler) countsNodes() bool { return h.NodesAuto || h.Nodes == 0 && h.app.NodesAuto }
-
-// checkNodes holds the number of nodes in what shares can be calculated with; 0 is none given.
-func checkNodes(nodes Count, auto bool) error {
-	if auto && nodes == 0 {
-		return errors.New("nodes_auto: needs nodes beside it, the number that holds until Redis has told, and the least that is believed")
-	}
-	if nodes > math.MaxInt32 {
-		return fmt.Errorf("nodes: must be from 1 to %d, got %d", math.MaxInt32, nodes)
-	}
-	return nil
-}
-
-// redisConfig returns what says where the buckets of the handler live, nil if nothing does.
-func (h *Handler) redisConfig() *Redis {
-	if h.Redis != nil {
-		return h.Redis
-	}
-	return h.app.Redis
-}
-
 // Cleanup implements caddy.CleanerUpper. It gives back exactly what Provision acquired, which may be half of it.
 func (h *Handler) Cleanup() error {
 	for _, release := range h.release {
@@ -314,21 +189,6 @@ func (h *Handler) Cleanup() error {
 	}
 	h.release = nil
 	return nil
-}
-
-// loadMatchers loads the matcher sets in a field of a struct. Without any set the result is empty, which Caddy's own
-// matching takes for a match of everything: ask it by matchesAny.
-func loadMatchers(ctx caddy.Context, owner any, field string, raw caddyhttp.RawMatcherSets) (caddyhttp.MatcherSets, error) {
-	if len(raw) == 0 {
-		return nil, nil
-	}
-	loaded, err := ctx.LoadModule(owner, field)
-	if err != nil {
-		return nil, err
-	}
-	var sets caddyhttp.MatcherSets
-	err = sets.FromInterface(loaded)
-	return sets, err
 }
 
 func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -155,8 +155,8 @@ type Decision struct {
 	// would make the client wait longest. A request that others refuse can have both.
 	WouldDeny     Reason
 	WouldDenyZone string
-	// short holds every charge that would have refused the request, and near those that left a fifth of the burst or less of a
-	// request that was allowed.
+	// short holds every charge that would have refused the request, and near those that a request that was allowed left near their
+	// limit.
 	short, near chargeSet
 
 	// tokens is what is left in the bucket of each charge, in millionths and marked as in an outcome, if a remote store decided and the client is not blocked.

@@ -227,10 +227,17 @@ func (out *outcome) mark(d *Decision, charges []Charge) {
 			if w := c.Limit.wait(c.Cost - ^tokens); w > longest {
 				d.WouldDeny, d.WouldDenyZone, longest = ReasonLimited, c.Zone, w
 			}
-		case d.Allowed && tokens <= c.Limit.Burst/nearPart:
+		case d.Allowed && c.nearLimit(tokens):
 			d.near.add(c.place)
 		}
 	}
+}
+
+// nearLimit says whether so many tokens are few after the charge was paid. They are not where a full bucket comes to that by one
+// request: with a burst of 1 each request that is allowed would be near the limit.
+func (c *Charge) nearLimit(tokens int64) bool {
+	few := c.Limit.Burst / nearPart
+	return tokens <= few && c.Limit.Burst-c.Cost > few
 }
 
 // describeBlock says what a blocked client may have: nothing until the block ends. The tokens in the bucket
