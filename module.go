@@ -24,8 +24,8 @@
 //	redis_lane.go   batches of decisions on their way to a server and back; redis_script.go is how the script is spoken to
 //	redis_errors.go what the end of a call means
 //	redis_nodes.go  how many nodes there are: nodes.lua counts them in Redis
-//	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers blocks, and
-//	                refusals.go refusals; lease.go is the arithmetic of tokens taken ahead, and lease_table.go holds them
+//	fallback.go     which store decides, and what holds while Redis does not answer; fallback_blocks.go remembers blocks,
+//	                which known_blocks.go holds, and refusals.go refusals; lease.go is the arithmetic of tokens taken ahead, and lease_table.go holds them
 //	shed.go         slots for requests in flight
 //	headers.go      the answers; errorflow.go says whether error routes answer instead
 //	watch.go        what operators are told of each decision
@@ -36,8 +36,8 @@
 //	events.go       what Caddy's events app is told
 //	dry_run_header.go  what a backend is told about a dry run
 //	admin.go        what operators see and change; admin_types.go is what it takes and returns, admin_*.go are its answers
-//	peek.go         the state of a client as his next request finds it; redis_state.go reads it in Redis
-//	reset.go        a full bucket for a client; override.go holds what operators say about zones whose store is down
+//	peek.go         the state of a client as his next request finds it; redis_state.go reads it in Redis, by peek.lua
+//	reset.go        a full bucket for a client, in Redis by reset.lua; override.go holds what operators say about zones whose store is down
 //	command.go      the commands that ask it, command_*.go what each of them takes and prints
 //	explain.go      what would become of a request; explain_routes.go goes its way, explain_limits.go asks the limits there
 //	clock.go, count.go, spelling.go  the process's clock, numbers in JSON that are at least 1, and words that were almost right
