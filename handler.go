@@ -122,7 +122,7 @@ func (h *Handler) admit(p *progress, r *http.Request) (admission, bool) {
 	}
 	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
 		if h.DryRun {
-			h.watch.wouldShed()
+			h.watch.wouldShed(r)
 			h.mark(r, ReasonOverloaded, "")
 		}
 		return admission{}, h.DryRun
@@ -144,6 +144,11 @@ func (h *Handler) charges(p *progress, r *http.Request) ([]Charge, error) {
 			continue
 		}
 		c, claimed, err := h.claim(z, r, repl, rules)
+		if kind, tried := h.onlyTries(z, err); tried {
+			h.watch.wouldReject(r, z, kind)
+			h.mark(r, kind.reason(), z.charge.Zone)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -165,6 +170,14 @@ func (h *Handler) claim(z *Zone, r *http.Request, repl *caddy.Replacer, rules *p
 	}
 	c.DryRun = c.DryRun || h.DryRun
 	return c, claimed, err
+}
+
+// onlyTries says whether a dry run keeps a zone from refusing a request that it cannot charge, and as what it would refuse it.
+func (h *Handler) onlyTries(z *Zone, err error) (kind refusalKind, tried bool) {
+	if err == nil || !z.charge.DryRun && !h.DryRun {
+		return 0, false
+	}
+	return unchargedKind(err)
 }
 
 // rules returns the penalty that holds for a request, nil if none does.
