@@ -126,6 +126,10 @@ func (a *App) blockIn(ctx context.Context, s *redisStore, id ID, rules *penaltyR
 	done, err := s.block(ctx, knownBlock{id: id, group: rules.group}, length.Microseconds())
 	now := processMicros()
 	heard := heardBlock{until: now + length.Microseconds(), byHand: true, told: done.now, asked: now}
+	if done.now == 0 {
+		heard = s.told.blocks.setUntold(now, id, rules.group, heard, int(a.MaxKeys))
+		return heard.until, err
+	}
 	if rest := done.ends - done.now; rest > length.Microseconds() { // that for strikes ends later
 		heard.until, heard.byHand = now+rest, false
 	}

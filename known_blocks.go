@@ -115,6 +115,23 @@ func (k *knownBlocks) set(now int64, id ID, group string, b heardBlock, maxKeys 
 	k.put(s, key, at, now, b, maxKeys)
 }
 
+// setUntold keeps a block that an operator set here while the store could not be told, and returns what is known then. One for
+// strikes that ends later goes on: he blocks, he does not let go. Of what the store has told, the news stay: what it loses meanwhile is
+// set again.
+func (k *knownBlocks) setUntold(now int64, id ID, group string, b heardBlock, maxKeys int) heardBlock {
+	s, key, at := k.lock(id, group)
+	defer s.mu.Unlock()
+	if at >= 0 {
+		old := *s.blocks.value(at)
+		if b.told = old.told; old.until > b.until && !old.byHand {
+			b = old
+		}
+	}
+	b.since = now
+	k.put(s, key, at, now, b, maxKeys)
+	return b
+}
+
 // put stores a block in a locked shard.
 func (k *knownBlocks) put(s *knownShard, key entryKey, at int32, now int64, b heardBlock, maxKeys int) {
 	gone := max(b.until, b.since+liftedLife)

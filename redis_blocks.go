@@ -71,8 +71,7 @@ type blockList struct {
 // maxPending bounds what is still to be written; what is too much is not listed.
 const maxPending = 10_000
 
-// note lists a block that has just started, without waiting: now is the time of the decision, longest the longest block there
-// can be.
+// note lists a block, without waiting: now is the time of the decision, longest the longest block for strikes there can be.
 func (s *redisStore) note(b knownBlock, now, longest int64) {
 	l := &s.list
 	l.mu.Lock()
@@ -106,12 +105,13 @@ func (s *redisStore) writeList(now, longest int64) {
 	}
 }
 
-// write adds blocks to the list, of which the longest lasts for so many microseconds. The list lives as long as any of them, so
-// what was written before may keep it for longer.
+// write adds blocks to the list, which lives for so many microseconds at least, and as long as any of them. What was written before
+// may keep it for longer.
 func (s *redisStore) write(ctx context.Context, w *wire, blocks []knownBlock, now, longest int64) error {
 	entries := make([]redis.Z, len(blocks))
 	for i, b := range blocks {
 		entries[i] = redis.Z{Score: float64(b.until / 1000), Member: member(b)}
+		longest = max(longest, b.until-now)
 	}
 	var ttl *redis.DurationCmd
 	add := func(p redis.Pipeliner) error {
