@@ -142,7 +142,7 @@ func TestWouldDenyBesideAClosedZone(t *testing.T) {
 	for _, charges := range [][]Charge{placed(closed, tried), placed(tried, closed)} {
 		l, _ := newTestLimiter(&scriptedStore{err: errDown}, 2)
 		d := l.Decide(context.Background(), slices.Clone(charges))
-		want := `unavailable closed unavailable "tried" of [tried], near []`
+		want := `unavailable closed unavailable "tried" of [tried], near [], closed [tried]`
 		if got := fmt.Sprintf("%s %s %s", d.Reason, d.Zone, d.marks(charges)); got != want {
 			t.Errorf("%s first\n  got  %s\n  want %s", charges[0].Zone, got, want)
 		}

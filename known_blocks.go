@@ -170,12 +170,42 @@ func (k *knownBlocks) forget(sent int64, id ID, group string) {
 	}
 }
 
+// live counts the blocks that have not ended, and drops what need not be remembered, which on an idle node nobody else does.
+func (k *knownBlocks) live(now int64) (n int64) {
+	for i := range k.shards {
+		s := &k.shards[i]
+		for k.tidy(s, now) {
+		}
+		for at := int32(0); at >= 0; {
+			at = eachValue(&s.mu, &s.blocks, at, func(_ entryKey, b *heardBlock) {
+				if b.until > now {
+					n++
+				}
+			})
+		}
+	}
+	return n
+}
+
+// tidy drops a part of what need not be remembered, and says whether there is more.
+func (k *knownBlocks) tidy(s *knownShard, now int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range listChunk {
+		if s.blocks.soonest() > now {
+			return false
+		}
+		k.drop(s)
+	}
+	return true
+}
+
 // knownBlocks counts the blocks that this process remembers of its Redis.
 func (a *App) knownBlocks() (n int64) {
 	counted := map[*hearsay]bool{}
 	for _, s := range a.remotes {
 		if !counted[s.told] {
-			n += s.told.blocks.count.Load()
+			n += s.told.blocks.live(processMicros())
 		}
 		counted[s.told] = true
 	}

@@ -196,3 +196,18 @@ func TestBlockByHandThatIsNotTold(t *testing.T) {
 		t.Errorf("where none was known: %+v", b)
 	}
 }
+
+// What was lifted, or has ended, is no known block; nobody has to come for it to be forgotten.
+func TestEndedBlocksAreNotCounted(t *testing.T) {
+	k := newKnownBlocks()
+	for i := range uint64(3000) {
+		k.set(0, testID(i), "g", heardBlock{}, 100_000)
+	}
+	k.set(0, testID(3000), "g", heardBlock{until: 600e6}, 100_000)
+	k.set(0, testID(3001), "g", heardBlock{until: 1e6}, 100_000)
+	for _, row := range []struct{ now, live, kept int64 }{{0, 2, 3002}, {2e6, 1, 3002}, {liftedLife, 1, 1}, {600e6, 0, 0}} {
+		if live := k.live(row.now); live != row.live || k.count.Load() != row.kept {
+			t.Errorf("at %d: %d blocks, %d kept, want %d and %d", row.now, live, k.count.Load(), row.live, row.kept)
+		}
+	}
+}
