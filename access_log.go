@@ -23,12 +23,13 @@ type accessRecord struct {
 	room      [1]accessDecision
 }
 
-// accessDecision is what one handler decided: about charges, or about a request that it could not charge.
+// accessDecision is what one handler decided: about charges, or about a request that it did not charge. Where a dry run let one
+// pass that was not charged, WouldDeny says as what it would have been refused.
 type accessDecision struct {
 	Decision
 	h       *Handler
 	charges []Charge
-	// refusal is why a request without charges was refused, and pool the one that had no slot for it.
+	// refusal is why a request without charges was refused, "" if it was not, and pool the one that had no slot for it.
 	refusal string
 	pool    string
 }
@@ -58,20 +59,46 @@ func (a *accessRecord) binding() *accessDecision {
 	binding := &a.decisions[0]
 	for i := range a.decisions {
 		d := &a.decisions[i]
-		if !d.Allowed || binding.Zone == "" || d.Zone != "" && d.fraction < binding.fraction {
+		switch {
+		case d.passed():
+		case !d.Allowed, binding.passed(), binding.Zone == "", d.Zone != "" && d.fraction < binding.fraction:
 			binding = d
 		}
 	}
 	return binding
 }
 
+// passed says whether this is about a request that was not charged because of a dry run, and so decides nothing.
+func (d *accessDecision) passed() bool { return d.Allowed && d.charges == nil }
+
+// wouldDeny returns the first decision that would have been a refusal without its dry run, nil if none would.
+func (a *accessRecord) wouldDeny() *accessDecision {
+	for i := range a.decisions {
+		if a.decisions[i].WouldDeny != ReasonNone {
+			return &a.decisions[i]
+		}
+	}
+	return nil
+}
+
 // MarshalLogObject implements zapcore.ObjectMarshaler.
 func (a *accessRecord) MarshalLogObject(e zapcore.ObjectEncoder) error {
 	binding := a.binding()
 	binding.encode(e)
+	if d := a.wouldDeny(); d != nil {
+		e.AddString("would_deny", string(d.WouldDeny))
+		if d.pool != "" && binding.pool == "" {
+			e.AddString("pool", d.pool)
+		}
+	}
 	return e.AddArray("zones", zapcore.ArrayMarshalerFunc(func(list zapcore.ArrayEncoder) error {
 		for i := range a.decisions {
 			d := &a.decisions[i]
+			if d.passed() && d.WouldDenyZone != "" {
+				if err := list.AppendObject(accessTried{d, binding.Now}); err != nil {
+					return err
+				}
+			}
 			for n := range d.charges {
 				if err := list.AppendObject(accessCharge{&d.charges[n], d, binding.Now}); err != nil {
 					return err
@@ -83,8 +110,11 @@ func (a *accessRecord) MarshalLogObject(e zapcore.ObjectEncoder) error {
 }
 
 func (d *accessDecision) encode(e zapcore.ObjectEncoder) {
-	if d.refusal != "" {
-		e.AddString("decision", d.refusal)
+	if d.charges == nil {
+		if d.WouldDenyZone != "" {
+			e.AddString("zone", d.WouldDenyZone)
+		}
+		e.AddString("decision", cmp.Or(d.refusal, "allowed"))
 		if d.pool != "" {
 			e.AddString("pool", d.pool)
 		}
@@ -104,9 +134,6 @@ func (d *accessDecision) encode(e zapcore.ObjectEncoder) {
 	e.AddInt64("cost", c.Cost/Token)
 	e.AddString("id", c.ID.String())
 	e.AddInt64("at", d.Now)
-	if d.WouldDeny != ReasonNone {
-		e.AddString("would_deny", string(d.WouldDeny))
-	}
 }
 
 // accessCharge is a charge in the list of all.
@@ -125,11 +152,27 @@ func (c accessCharge) MarshalLogObject(e zapcore.ObjectEncoder) error {
 		e.AddInt64("at", c.of.Now)
 	}
 	if c.of.short.holds(c.place) {
-		e.AddString("would_deny", string(ReasonLimited))
+		e.AddString("would_deny", string(refusalReasons[c.of.withoutDryRun(c.Charge)]))
 	}
 	if c.of.h.spares(c.Charge) {
 		e.AddBool("spared", true)
 	}
+	return nil
+}
+
+// accessTried is a zone in that list which could not charge the request, and is in a dry run.
+type accessTried struct {
+	*accessDecision
+	at int64 // of the line
+}
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (z accessTried) MarshalLogObject(e zapcore.ObjectEncoder) error {
+	e.AddString("zone", z.WouldDenyZone)
+	if z.Now != z.at {
+		e.AddInt64("at", z.Now)
+	}
+	e.AddString("would_deny", string(z.WouldDeny))
 	return nil
 }
 

@@ -144,6 +144,9 @@ func describeLine(l *accessLine) string {
 	text += fmt.Sprint(" cost ", l.Cost)
 	if l.WouldDeny != "" {
 		text += " would_deny " + l.WouldDeny
+		if l.Pool != "" {
+			text += " of " + l.Pool
+		}
 	}
 	text += " |"
 	for i, z := range l.Zones {

@@ -123,14 +123,24 @@ func (a *App) blockIn(ctx context.Context, s *redisStore, id ID, rules *penaltyR
 	if s == nil {
 		return a.stores.local.block(processMicros(), id, rules, length.Microseconds(), int(a.MaxKeys)), nil
 	}
-	done, err := s.block(ctx, knownBlock{id: id, group: rules.group}, length.Microseconds())
+	done, err := s.block(ctx, knownBlock{id: id, group: rules.group}, length.Microseconds(), a.longestKnown(s, id, rules))
 	now := processMicros()
 	heard := heardBlock{until: now + length.Microseconds(), byHand: true, told: done.now, asked: now}
+	if done.now == 0 {
+		heard = s.told.blocks.setUntold(now, id, rules.group, heard, int(a.MaxKeys))
+		return heard.until, err
+	}
 	if rest := done.ends - done.now; rest > length.Microseconds() { // that for strikes ends later
 		heard.until, heard.byHand = now+rest, false
 	}
 	s.told.blocks.set(now, id, rules.group, heard, int(a.MaxKeys))
 	return max(done.ends, now+length.Microseconds()), err
+}
+
+// longestKnown returns how long a node may still know of a block that Redis has lost: one for strikes, or one that this node knows of.
+func (a *App) longestKnown(s *redisStore, id ID, rules *penaltyRules) int64 {
+	now := processMicros()
+	return max(rules.max, s.told.blocks.find(now, id, rules.group).until-now)
 }
 
 // each does something in every store at once: one that hangs takes no time from the others.
@@ -250,7 +260,7 @@ func (a *App) unblockIn(ctx context.Context, s *redisStore, id ID, rules *penalt
 	switch {
 	case s != nil:
 		var done byHand
-		done, err = s.unblock(ctx, id, rules.group, amnesty)
+		done, err = s.unblock(ctx, id, rules.group, amnesty, a.longestKnown(s, id, rules))
 		if had = done.had; err == nil {
 			l.amnesty = done.now + amnesty
 		}

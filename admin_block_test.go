@@ -231,6 +231,27 @@ func TestByHandWhileRedisIsDown(t *testing.T) {
 	checkKeys(t, c.redis, 31*24*time.Hour, "bad")
 }
 
+// Whoever blocks an attacker by hand while Redis is down does not free him: neither when the shorter block ends, nor where Redis has
+// lost the one for strikes meanwhile.
+func TestShortBlockByHandFreesNobody(t *testing.T) {
+	c := newCutOff(t, 1, "nodes 1", fmt.Sprintf(clientZone, "20", ""))
+	n := c.nodes[0]
+	c.want(t, "strikes", c.answers(0, 24, "bad"), "429blocked", 1)
+	before := awaitBlocks(t, n, 1)[0]
+	c.during(t, func() {
+		text := tell(t, n, "block", `{"zone":"api","key":"bad","for":"1ms"}`, 503, nil)
+		c.want(t, text, c.answers(0, 5, "bad"), "429blocked", 5)
+		if known := inspected(t, n, "api", `"bad"`); known.KnownUntil == nil || known.KnownUntil.Sub(before.Until).Abs() > time.Second {
+			t.Errorf("known until %v, want %s", known.KnownUntil, before.Until)
+		}
+		c.redis.Do("flushall")
+	})
+	awaited := time.Now().Add(micro(recheckEvery))
+	proc.Eventually(t, "the node has asked again", func() bool { c.answers(0, 1, "bad"); return time.Now().After(awaited) })
+	c.want(t, "Redis has lost the block", c.answers(0, 5, "bad"), "429blocked", 5)
+	awaitBlocks(t, n, 1)
+}
+
 // One penalty group on two Redis: what one told of a client is not asked of the other, nor does lifting it there end it here.
 func TestPenaltyGroupOnTwoRedis(t *testing.T) {
 	first, second := redistest.Start(t), redistest.Start(t)

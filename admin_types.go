@@ -276,14 +276,15 @@ type explainedZone struct {
 	Zone string `json:"zone"`
 	// Matched says whether the zone counts the request; what follows says nothing if not.
 	Matched bool `json:"matched"`
-	// Charged is false where a handler before has charged the zone already.
+	// Charged is false where a handler before has charged the zone already, and where the zone is in a dry run and would refuse a
+	// request that it cannot charge; then there is a verdict.
 	Charged    bool   `json:"charged"`
 	Key        string `json:"key,omitempty"`       // the expression
 	KeyValue   string `json:"key_value,omitempty"` // what it is for this request
 	Cost       int64  `json:"cost,omitempty"`
 	Sensitive  bool   `json:"sensitive,omitempty"`
 	DryRun     bool   `json:"dry_run,omitempty"`
-	Verdict    string `json:"verdict,omitempty"` // allowed, limited or blocked, of this zone alone
+	Verdict    string `json:"verdict,omitempty"` // allowed, limited, blocked, unavailable or rejected, of this zone alone
 	RetryAfter int64  `json:"retry_after,omitempty"`
 	clientInfo
 }

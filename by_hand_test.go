@@ -137,7 +137,7 @@ func TestByHandSurvivesTraffic(t *testing.T) {
 	c.Penalty, c.ID = defaultRules(), ID{7}
 	other := testCharge("other", 5) // no penalty: it writes its bucket while the client is blocked
 	other.ID = c.ID
-	done, err := s.store.block(t.Context(), knownBlock{id: c.ID, group: c.Penalty.group}, us(48*time.Hour))
+	done, err := s.store.block(t.Context(), knownBlock{id: c.ID, group: c.Penalty.group}, us(48*time.Hour), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,8 +174,35 @@ func TestByHandSurvivesTraffic(t *testing.T) {
 	if ttl := s.server.TTLs()[s.store.listKey()]; ttl < 47*time.Hour {
 		t.Errorf("after a shorter block was listed the list has a TTL of %s", ttl)
 	}
-	if _, err := s.store.unblock(t.Context(), c.ID, c.Penalty.group, 0); err != nil {
+	if _, err := s.store.unblock(t.Context(), c.ID, c.Penalty.group, 0, 0); err != nil {
 		t.Fatal(err)
 	}
 	s.awaitListed(1)
+}
+
+// Acts on nobody leave nothing behind for long; on somebody, for as long as any node may know of a block.
+func TestByHandOnNobodyIsForgottenSoon(t *testing.T) {
+	s := alone(t, longBudgets)
+	s.awaitRedis()
+	const longest = 2 * time.Hour
+	for i, row := range []struct {
+		act   time.Duration
+		least time.Duration
+	}{
+		{0, longest},
+		{-24 * time.Hour, 24 * time.Hour},
+		{time.Millisecond, longest},
+		{48 * time.Hour, 48 * time.Hour},
+	} {
+		id := ID{byte(i), 1}
+		for _, least := range []time.Duration{row.least, maxByHand * time.Microsecond} { // again: then somebody is known
+			if _, err := s.store.act(t.Context(), s.store.client.enter(), id, "", us(row.act), us(longest)); err != nil {
+				t.Fatal(err)
+			}
+			s.store.client.leave(1)
+			if ttl := s.server.TTLs()[s.store.key(id)]; ttl < least || ttl > least+time.Hour {
+				t.Errorf("after %s the key lives for %s, want %s and up to an hour more", row.act, ttl, least)
+			}
+		}
+	}
 }

@@ -84,6 +84,8 @@ func printHandler(p *page, number int, h *explainedHandler) {
 		switch {
 		case !z.Matched:
 			p.row(z.Zone, "not counted", "-", "-", "-", "-", "-")
+		case !z.Charged && z.Verdict != "":
+			p.row(z.Zone, verdictOf(z), "-", "-", "-", "-", "-")
 		case !z.Charged:
 			p.row(z.Zone, "charged before", "-", "-", "-", "-", "-")
 		default:

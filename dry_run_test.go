@@ -9,16 +9,23 @@ import (
 
 // marks says what a decision tells of charges in a dry run, and of those near their limit, by their zones.
 func (d *Decision) marks(charges []Charge) string {
-	var short, near []string
+	var short, near, closed []string
 	for i := range charges {
 		if d.short.holds(charges[i].place) {
 			short = append(short, charges[i].Zone)
+		}
+		if d.closed.holds(charges[i].place) {
+			closed = append(closed, charges[i].Zone)
 		}
 		if d.near.holds(charges[i].place) {
 			near = append(near, charges[i].Zone)
 		}
 	}
-	return fmt.Sprintf("%s %q of %v, near %v", d.WouldDeny, d.WouldDenyZone, short, near)
+	text := fmt.Sprintf("%s %q of %v, near %v", d.WouldDeny, d.WouldDenyZone, short, near)
+	if closed != nil {
+		text += fmt.Sprintf(", closed %v", closed)
+	}
+	return text
 }
 
 // placed gives charges their places, as a handler does.
@@ -95,6 +102,8 @@ func TestWouldDenyBySeveralStores(t *testing.T) {
 	}
 	here, open := testCharge("here", 1), testCharge("open", 1000)
 	here.DryRun, here.Local, here.ID, open.ID = true, true, ID{9}, ID{8}
+	roomy := open
+	roomy.Zone, roomy.Local = "roomy", true
 	tight := testCharge("tight", 1)
 	tight.ID = ID{7}
 	for _, c := range []struct {
@@ -108,8 +117,10 @@ func TestWouldDenyBySeveralStores(t *testing.T) {
 		{"in two parts of Redis", false, []Charge{dry("a", 1, PolicyShare), open, dry("b", 2, PolicyShare)}, `true limited "a" of [a b], near []`},
 		{"in one part of Redis, and another refuses", false, []Charge{dry("a", 1, PolicyShare), tight}, `false limited "a" of [a], near []`},
 		{"by a share", true, []Charge{dry("a", 1, PolicyShare), open}, `true limited "a" of [a], near []`},
-		{"a sensitive zone while Redis is down", true, []Charge{dry("a", 1, PolicyDeny)}, `true unavailable "a" of [a], near []`},
-		{"beside one that is counted then", true, []Charge{dry("a", 1, PolicyDeny), open}, `true unavailable "a" of [a], near []`},
+		{"a sensitive zone while Redis is down", true, []Charge{dry("a", 1, PolicyDeny)}, `true unavailable "a" of [a], near [], closed [a]`},
+		{"beside one that is counted then", true, []Charge{dry("a", 1, PolicyDeny), open}, `true unavailable "a" of [a], near [], closed [a]`},
+		{"beside one in memory", true, []Charge{dry("a", 1, PolicyDeny), roomy}, `true unavailable "a" of [a], near [], closed [a]`},
+		{"beside one in memory that would refuse, too", true, []Charge{dry("a", 1, PolicyDeny), here}, `true limited "here" of [a here], near [], closed [a]`},
 	} {
 		s, l := newPartedStore()
 		for id := range byte(10) {
@@ -131,7 +142,7 @@ func TestWouldDenyBesideAClosedZone(t *testing.T) {
 	for _, charges := range [][]Charge{placed(closed, tried), placed(tried, closed)} {
 		l, _ := newTestLimiter(&scriptedStore{err: errDown}, 2)
 		d := l.Decide(context.Background(), slices.Clone(charges))
-		want := `unavailable closed unavailable "tried" of [tried], near []`
+		want := `unavailable closed unavailable "tried" of [tried], near [], closed [tried]`
 		if got := fmt.Sprintf("%s %s %s", d.Reason, d.Zone, d.marks(charges)); got != want {
 			t.Errorf("%s first\n  got  %s\n  want %s", charges[0].Zone, got, want)
 		}

@@ -86,7 +86,10 @@ func (h *Handler) explainCharges(x *explainedHandler, r *http.Request, p *progre
 			continue
 		}
 		c, claimed, err := h.claim(z.unwatched(), r, repl, rules)
-		if err != nil {
+		if _, tried := h.onlyTries(z, err); tried {
+			d.Matched, d.DryRun = true, true
+			d.Verdict, _ = rejection(err)
+		} else if err != nil {
 			return nil, err
 		}
 		if claimed {

@@ -110,6 +110,7 @@ func tighter(a, b Decision) Decision {
 // joinDry adds what another decision about the same request says of its charges in a dry run.
 func (d *Decision) joinDry(other *Decision) {
 	d.short.addAll(&other.short)
+	d.closed.addAll(&other.closed)
 	if d.WouldDeny == ReasonNone {
 		d.WouldDeny, d.WouldDenyZone = other.WouldDeny, other.WouldDenyZone
 	}
@@ -253,6 +254,7 @@ func (l *Limiter) standIn(charges []Charge) Decision {
 		case c.DryRun:
 			dry.WouldDeny, dry.WouldDenyZone = ReasonUnavailable, c.Zone
 			dry.short.add(c.place)
+			dry.closed.add(c.place)
 		case closed == nil:
 			closed = c
 		}

@@ -6,6 +6,7 @@
 -- ARGV[2]  above 0 a block for so many µs, which leaves the strikes as they are; 0 lifts; below 0 lifts with an amnesty for so many
 -- ARGV[3]  how long in ms the key must live at least. What was lifted leaves a record behind: a node that remembers the block sees
 --          by it that the block was lifted, not lost
+-- ARGV[4]  the same where nothing was stored of the identity in the group
 --
 -- Returns integers: now (Redis µs), 1 if there were strikes or a block before, else 0, and when the latest block ends that is now
 --   there, 0 for none.
@@ -45,8 +46,9 @@ if hand ~= 0 then
 else
   redis.call('HSET', KEYS[1], ARGV[1], struct.pack(RECORD, 1, strikes, till, last))
 end
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+local keep = old and ARGV[3] or ARGV[4]
+if redis.call('PTTL', KEYS[1]) < tonumber(keep) then
+  redis.call('PEXPIRE', KEYS[1], keep)
 end
 local ends = math.max(till, hand)
 return { now, had, ends > now and ends or 0 }

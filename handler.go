@@ -44,7 +44,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		h.answers.show(w.Header(), &d, &p.numbers)
 	}
 	h.watch.decided(r, p, charges, &d)
-	if d.BlockStarted {
+	if d.Reason == ReasonBlocked && d.Source == SourceRedis {
 		h.list(r, charges, &d)
 	}
 	if !d.Allowed {
@@ -122,7 +122,7 @@ func (h *Handler) admit(p *progress, r *http.Request) (admission, bool) {
 	}
 	if !h.pool.take(int64(h.Shed.MaxInFlight)) {
 		if h.DryRun {
-			h.watch.wouldShed()
+			h.watch.wouldShed(r)
 			h.mark(r, ReasonOverloaded, "")
 		}
 		return admission{}, h.DryRun
@@ -144,6 +144,11 @@ func (h *Handler) charges(p *progress, r *http.Request) ([]Charge, error) {
 			continue
 		}
 		c, claimed, err := h.claim(z, r, repl, rules)
+		if kind, tried := h.onlyTries(z, err); tried {
+			h.watch.wouldReject(r, z, kind)
+			h.mark(r, kind.reason(), z.charge.Zone)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -165,6 +170,14 @@ func (h *Handler) claim(z *Zone, r *http.Request, repl *caddy.Replacer, rules *p
 	}
 	c.DryRun = c.DryRun || h.DryRun
 	return c, claimed, err
+}
+
+// onlyTries says whether a dry run keeps a zone from refusing a request that it cannot charge, and as what it would refuse it.
+func (h *Handler) onlyTries(z *Zone, err error) (kind refusalKind, tried bool) {
+	if err == nil || !z.charge.DryRun && !h.DryRun {
+		return 0, false
+	}
+	return unchargedKind(err)
 }
 
 // rules returns the penalty that holds for a request, nil if none does.
@@ -192,23 +205,27 @@ func (h *Handler) unclaimed(w http.ResponseWriter, r *http.Request, err error) e
 	return err
 }
 
-// list notes a block that has just started, for the list of blocks. Where the request is about more than one identity or group,
-// the refusal may have started more of them than the decision tells of.
+// list notes a block that Redis has told of, for the list of blocks: one that has just started, or that has lasted for a while,
+// since a failover can lose the list. Of the latter a node is told every few seconds, not for each request. Where the request is about
+// more than one identity or group, the refusal may have started more blocks than the decision tells of.
 func (h *Handler) list(r *http.Request, charges []Charge, d *Decision) {
-	if d.Source != SourceRedis {
-		return
-	}
 	told := chargeIn(charges, d.Zone)
 	for i := range charges {
 		c := &charges[i]
 		if c.Penalty == nil || recordOf(charges, i) != i {
 			continue
 		}
+		same := c.ID == told.ID && c.Penalty.group == told.Penalty.group
+		if !same && !d.BlockStarted {
+			continue
+		}
 		b := knownBlock{id: c.ID, group: c.Penalty.group, until: d.Now + d.RetryAfter.Microseconds()}
-		if c.ID != told.ID || c.Penalty.group != told.Penalty.group {
+		if same {
+			b.byHand = d.ByHand
+		} else {
 			b.until, b.doubt = 0, c.Penalty
 		}
-		if h.LogKey {
+		if h.LogKey && !b.byHand { // whose key an operator has given is not listed in the clear
 			b.plain = h.plainKey(c.Zone, r)
 		}
 		h.remote.note(b, d.Now, h.app.longestBlock())

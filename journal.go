@@ -209,6 +209,13 @@ func (j *journal) wouldShed() {
 	}
 }
 
+// wouldReject counts a request that a zone could not charge, and that goes on because of a dry run.
+func (j *journal) wouldReject(zone string) {
+	if !j.silent {
+		j.tallyOf(zone).count(refusedDryRun)
+	}
+}
+
 // unclaimed counts a request that could not be charged.
 func (j *journal) unclaimed(err error) {
 	if kind, ours := unchargedKind(err); ours && !j.silent {

@@ -29,6 +29,9 @@ var refusalWords = [refusalKinds]string{
 	"limited", "blocked", "unavailable", "overloaded", "identity_required", "too_early", "would_deny",
 }
 
+// reason returns the word as a reason.
+func (k refusalKind) reason() Reason { return Reason(refusalWords[k]) }
+
 func refusalKindOf(reason Reason) refusalKind {
 	switch reason {
 	case ReasonBlocked:

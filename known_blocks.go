@@ -115,6 +115,23 @@ func (k *knownBlocks) set(now int64, id ID, group string, b heardBlock, maxKeys 
 	k.put(s, key, at, now, b, maxKeys)
 }
 
+// setUntold keeps a block that an operator set here while the store could not be told, and returns what is known then. One for
+// strikes that ends later goes on: he blocks, he does not let go. Of what the store has told, the news stay: what it loses meanwhile is
+// set again.
+func (k *knownBlocks) setUntold(now int64, id ID, group string, b heardBlock, maxKeys int) heardBlock {
+	s, key, at := k.lock(id, group)
+	defer s.mu.Unlock()
+	if at >= 0 {
+		old := *s.blocks.value(at)
+		if b.told = old.told; old.until > b.until && !old.byHand {
+			b = old
+		}
+	}
+	b.since = now
+	k.put(s, key, at, now, b, maxKeys)
+	return b
+}
+
 // put stores a block in a locked shard.
 func (k *knownBlocks) put(s *knownShard, key entryKey, at int32, now int64, b heardBlock, maxKeys int) {
 	gone := max(b.until, b.since+liftedLife)
@@ -153,12 +170,42 @@ func (k *knownBlocks) forget(sent int64, id ID, group string) {
 	}
 }
 
+// live counts the blocks that have not ended, and drops what need not be remembered, which on an idle node nobody else does.
+func (k *knownBlocks) live(now int64) (n int64) {
+	for i := range k.shards {
+		s := &k.shards[i]
+		for k.tidy(s, now) {
+		}
+		for at := int32(0); at >= 0; {
+			at = eachValue(&s.mu, &s.blocks, at, func(_ entryKey, b *heardBlock) {
+				if b.until > now {
+					n++
+				}
+			})
+		}
+	}
+	return n
+}
+
+// tidy drops a part of what need not be remembered, and says whether there is more.
+func (k *knownBlocks) tidy(s *knownShard, now int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range listChunk {
+		if s.blocks.soonest() > now {
+			return false
+		}
+		k.drop(s)
+	}
+	return true
+}
+
 // knownBlocks counts the blocks that this process remembers of its Redis.
 func (a *App) knownBlocks() (n int64) {
 	counted := map[*hearsay]bool{}
 	for _, s := range a.remotes {
 		if !counted[s.told] {
-			n += s.told.blocks.count.Load()
+			n += s.told.blocks.live(processMicros())
 		}
 		counted[s.told] = true
 	}

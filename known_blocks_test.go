@@ -168,3 +168,46 @@ func TestKnownBlocksAreBounded(t *testing.T) {
 		t.Errorf("%d blocks are known after their end", n)
 	}
 }
+
+// A block by hand that the store could not be told of lets nobody go sooner, and does not make this node forget what it was told.
+func TestBlockByHandThatIsNotTold(t *testing.T) {
+	for _, row := range []struct {
+		why            string
+		byHand         bool // the known block, of ten minutes
+		length         int64
+		until          int64
+		stillFromStore bool
+	}{
+		{"a shorter one beside one for strikes", false, 1e6, 600e6, true},
+		{"a longer one", false, 3600e6, 3600e6, false},
+		{"a shorter one in place of one by hand", true, 1e6, 1e6, false},
+	} {
+		k := newKnower(t, row.byHand)
+		got := k.l.known.setUntold(*k.now, k.charge.ID, k.charge.Penalty.group, heardBlock{until: *k.now + row.length, byHand: true, asked: *k.now}, 1000)
+		known := k.l.known.find(*k.now, k.charge.ID, k.charge.Penalty.group)
+		if known.until != *k.now+row.until || known.byHand == row.stillFromStore || known != got {
+			t.Errorf("%s: %+v is known, want one of %s", row.why, known, micro(row.until))
+		}
+		if known.told != k.told {
+			t.Errorf("%s: the store told of it at %d, want %d", row.why, known.told, k.told)
+		}
+	}
+	if b := newKnownBlocks().setUntold(0, ID{1}, "", heardBlock{until: 5, byHand: true}, 1000); b.told != 0 || b.until != 5 {
+		t.Errorf("where none was known: %+v", b)
+	}
+}
+
+// What was lifted, or has ended, is no known block; nobody has to come for it to be forgotten.
+func TestEndedBlocksAreNotCounted(t *testing.T) {
+	k := newKnownBlocks()
+	for i := range uint64(3000) {
+		k.set(0, testID(i), "g", heardBlock{}, 100_000)
+	}
+	k.set(0, testID(3000), "g", heardBlock{until: 600e6}, 100_000)
+	k.set(0, testID(3001), "g", heardBlock{until: 1e6}, 100_000)
+	for _, row := range []struct{ now, live, kept int64 }{{0, 2, 3002}, {2e6, 1, 3002}, {liftedLife, 1, 1}, {600e6, 0, 0}} {
+		if live := k.live(row.now); live != row.live || k.count.Load() != row.kept {
+			t.Errorf("at %d: %d blocks, %d kept, want %d and %d", row.now, live, k.count.Load(), row.live, row.kept)
+		}
+	}
+}

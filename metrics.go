@@ -162,7 +162,7 @@ func (s scrape) zone(name string, n *zoneCounts, remote bool) {
 	s.count(metricStrikes, n.strikes.Load(), name)
 	s.count(metricBlocks, n.blocks.Load(), name)
 	s.count(metricMissingKeys, n.missing.Load(), name)
-	for r := resultLimited; r <= resultUnavailable; r++ {
+	for _, r := range [...]result{resultLimited, resultBlocked, resultUnavailable, resultRejected} {
 		s.count(metricWouldDeny, n.wouldDeny[r].Load(), name, string(refusalReasons[r]))
 	}
 	for r := range n.decisions {

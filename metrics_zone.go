@@ -29,8 +29,10 @@ const (
 var resultNames = [resultCount]string{"allowed", "limited", "blocked", "unavailable", "shed", "exempt", "rejected"}
 
 // refusalReasons are the reasons of results that are refusals, which are also those that a dry run keeps from happening.
-var refusalReasons = [resultShed + 1]Reason{
+// Rejected requests have several, as the log says; no header tells them.
+var refusalReasons = [resultCount]Reason{
 	resultLimited: ReasonLimited, resultBlocked: ReasonBlocked, resultUnavailable: ReasonUnavailable, resultShed: ReasonOverloaded,
+	resultRejected: Reason(resultNames[resultRejected]),
 }
 
 func resultOf(d *Decision) result {
@@ -52,7 +54,7 @@ type zoneCounts struct {
 	// near are those after which four fifths of the burst or more were used, though not by one alone.
 	near                     atomic.Uint64
 	strikes, blocks, missing atomic.Uint64
-	wouldDeny                [resultShed + 1]atomic.Uint64
+	wouldDeny                [resultCount]atomic.Uint64
 	// decisions are those that the zone decided, or is the tightest of.
 	decisions [resultCount][SourceLease + 1]atomic.Uint64
 }
@@ -94,7 +96,7 @@ func countDecided(charges []Charge, d *Decision) {
 			c.counts.near.Add(1)
 		}
 		if d.short.holds(c.place) {
-			c.counts.wouldDeny[c.withoutDryRun(d)].Add(1)
+			c.counts.wouldDeny[d.withoutDryRun(c)].Add(1)
 		}
 	}
 	decider := decidingCharge(charges, d).counts
@@ -116,8 +118,8 @@ func decidingCharge(charges []Charge, d *Decision) *Charge {
 }
 
 // withoutDryRun is what a decision that a charge's dry run kept from being a refusal would have been.
-func (c *Charge) withoutDryRun(d *Decision) result {
-	if c.OnStoreError == PolicyDeny && (d.Source == SourceShare || d.Source == SourceNone) {
+func (d *Decision) withoutDryRun(c *Charge) result {
+	if d.closed.holds(c.place) {
 		return resultUnavailable
 	}
 	return resultLimited

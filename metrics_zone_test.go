@@ -38,26 +38,21 @@ func TestCountDecided(t *testing.T) {
 		return s
 	}
 	for _, c := range []struct {
-		why      string
-		policies [2]Policy
-		d        Decision
-		want     [2]string
+		why  string
+		d    Decision
+		want [2]string
 	}{
-		{"the zone that binds", [2]Policy{}, Decision{Allowed: true, Zone: "b", Source: SourceLease}, [2]string{"[requests 1\n]", "[requests 1\n allowed lease 1\n]"}},
-		{"nobody shows its numbers: the first", [2]Policy{}, Decision{Allowed: true, Source: SourceMemory}, [2]string{"[requests 1\n allowed memory 1\n]", "[requests 1\n]"}},
-		{"near the limit", [2]Policy{}, Decision{Allowed: true, Zone: "a", Source: SourceRedis, near: set(1)}, [2]string{"[requests 1\n allowed redis 1\n]", "[requests 1\n near 1\n]"}},
-		{"a strike", [2]Policy{}, Decision{Reason: ReasonLimited, Zone: "b", Source: SourceRedis, Strikes: 2}, [2]string{"[requests 1\n]", "[requests 1\n strikes 1\n limited redis 1\n]"}},
-		{"a block", [2]Policy{}, Decision{Reason: ReasonBlocked, Zone: "b", Source: SourceRedis, Strikes: 4, BlockStarted: true}, [2]string{"[requests 1\n]", "[requests 1\n strikes 1\n blocks 1\n blocked redis 1\n]"}},
-		{"a block that is known", [2]Policy{}, Decision{Reason: ReasonBlocked, Zone: "a", Source: SourceCache}, [2]string{"[requests 1\n blocked cache 1\n]", "[requests 1\n]"}},
-		{"two dry runs", [2]Policy{}, Decision{Allowed: true, Source: SourceRedis, short: set(0, 1)}, [2]string{"[requests 1\n would be limited 1\n allowed redis 1\n]", "[requests 1\n would be limited 1\n]"}},
-		{"a closed zone and a share in dry runs", [2]Policy{PolicyDeny, PolicyShare}, Decision{Allowed: true, Source: SourceShare, short: set(0, 1)}, [2]string{"[requests 1\n would be unavailable 1\n allowed share 1\n]", "[requests 1\n would be limited 1\n]"}},
-		{"a closed zone in a dry run while Redis answers", [2]Policy{PolicyDeny}, Decision{Allowed: true, Source: SourceRedis, short: set(0)}, [2]string{"[requests 1\n would be limited 1\n allowed redis 1\n]", "[requests 1\n]"}},
-		{"a closed zone", [2]Policy{PolicyDeny}, Decision{Reason: ReasonUnavailable, Zone: "a"}, [2]string{"[requests 1\n unavailable none 1\n]", "[requests 1\n]"}},
+		{"the zone that binds", Decision{Allowed: true, Zone: "b", Source: SourceLease}, [2]string{"[requests 1\n]", "[requests 1\n allowed lease 1\n]"}},
+		{"nobody shows its numbers: the first", Decision{Allowed: true, Source: SourceMemory}, [2]string{"[requests 1\n allowed memory 1\n]", "[requests 1\n]"}},
+		{"near the limit", Decision{Allowed: true, Zone: "a", Source: SourceRedis, near: set(1)}, [2]string{"[requests 1\n allowed redis 1\n]", "[requests 1\n near 1\n]"}},
+		{"a strike", Decision{Reason: ReasonLimited, Zone: "b", Source: SourceRedis, Strikes: 2}, [2]string{"[requests 1\n]", "[requests 1\n strikes 1\n limited redis 1\n]"}},
+		{"a block", Decision{Reason: ReasonBlocked, Zone: "b", Source: SourceRedis, Strikes: 4, BlockStarted: true}, [2]string{"[requests 1\n]", "[requests 1\n strikes 1\n blocks 1\n blocked redis 1\n]"}},
+		{"a block that is known", Decision{Reason: ReasonBlocked, Zone: "a", Source: SourceCache}, [2]string{"[requests 1\n blocked cache 1\n]", "[requests 1\n]"}},
+		{"two dry runs", Decision{Allowed: true, Source: SourceRedis, short: set(0, 1)}, [2]string{"[requests 1\n would be limited 1\n allowed redis 1\n]", "[requests 1\n would be limited 1\n]"}},
+		{"a closed zone and a share in dry runs", Decision{Allowed: true, Source: SourceShare, short: set(0, 1), closed: set(0)}, [2]string{"[requests 1\n would be unavailable 1\n allowed share 1\n]", "[requests 1\n would be limited 1\n]"}},
+		{"a closed zone", Decision{Reason: ReasonUnavailable, Zone: "a"}, [2]string{"[requests 1\n unavailable none 1\n]", "[requests 1\n]"}},
 	} {
 		charges := placed(Charge{Zone: "a", counts: new(zoneCounts)}, Charge{Zone: "b", counts: new(zoneCounts)})
-		for i := range charges {
-			charges[i].OnStoreError = c.policies[i]
-		}
 		countDecided(charges, &c.d)
 		for i, want := range c.want {
 			if got := fmt.Sprint(charges[i].counts.counted()); got != want {

@@ -71,8 +71,7 @@ type blockList struct {
 // maxPending bounds what is still to be written; what is too much is not listed.
 const maxPending = 10_000
 
-// note lists a block that has just started, without waiting: now is the time of the decision, longest the longest block there
-// can be.
+// note lists a block, without waiting: now is the time of the decision, longest the longest block for strikes there can be.
 func (s *redisStore) note(b knownBlock, now, longest int64) {
 	l := &s.list
 	l.mu.Lock()
@@ -106,12 +105,13 @@ func (s *redisStore) writeList(now, longest int64) {
 	}
 }
 
-// write adds blocks to the list, of which the longest lasts for so many microseconds. The list lives as long as any of them, so
-// what was written before may keep it for longer.
+// write adds blocks to the list, which lives for so many microseconds at least, and as long as any of them. What was written before
+// may keep it for longer.
 func (s *redisStore) write(ctx context.Context, w *wire, blocks []knownBlock, now, longest int64) error {
 	entries := make([]redis.Z, len(blocks))
 	for i, b := range blocks {
 		entries[i] = redis.Z{Score: float64(b.until / 1000), Member: member(b)}
+		longest = max(longest, b.until-now)
 	}
 	var ttl *redis.DurationCmd
 	add := func(p redis.Pipeliner) error {
@@ -143,6 +143,12 @@ var handCommand = redis.NewScript(handScript)
 // somewhere, or as the longest block by hand lasts, and an hour for clocks that go wrong.
 const handTTL = maxByHand/1000 + 3600_000
 
+// newHandTTL is the same for an identity of which Redis has stored nothing: nobody, mostly, or one whose block was lost. It lasts for
+// what was done now, and for as long as a lost block can be known: longest is that of blocks for strikes, and of one known here.
+func newHandTTL(time, longest int64) int64 {
+	return max(time, -time, longest)/1000 + 3600_000
+}
+
 // byHand is what came of the act of an operator.
 type byHand struct {
 	now  int64 // µs, by the clock of the store
@@ -151,9 +157,9 @@ type byHand struct {
 }
 
 // act does to an identity in a group what an operator wants: a block for so many microseconds, or the lifting of all, with an
-// amnesty of so many microseconds below 0.
-func (s *redisStore) act(ctx context.Context, w *wire, id ID, group string, time int64) (byHand, error) {
-	reply, err := handCommand.Run(ctx, w.any(), []string{s.key(id)}, "p"+group, time, handTTL).Int64Slice()
+// amnesty of so many microseconds below 0. Longest is what newHandTTL wants to know.
+func (s *redisStore) act(ctx context.Context, w *wire, id ID, group string, time, longest int64) (byHand, error) {
+	reply, err := handCommand.Run(ctx, w.any(), []string{s.key(id)}, "p"+group, time, handTTL, newHandTTL(time, longest)).Int64Slice()
 	if err == nil && len(reply) != 3 {
 		err = errReply
 	}
@@ -164,10 +170,10 @@ func (s *redisStore) act(ctx context.Context, w *wire, id ID, group string, time
 }
 
 // block blocks an identity in a group, in place of what an operator set before, and lists that.
-func (s *redisStore) block(ctx context.Context, b knownBlock, length int64) (byHand, error) {
+func (s *redisStore) block(ctx context.Context, b knownBlock, length, longest int64) (byHand, error) {
 	w := s.client.enter()
 	defer s.client.leave(1)
-	done, err := s.act(ctx, w, b.id, b.group, length)
+	done, err := s.act(ctx, w, b.id, b.group, length, longest)
 	if err != nil {
 		return done, fmt.Errorf("blocking in Redis: %w", err)
 	}
@@ -176,10 +182,10 @@ func (s *redisStore) block(ctx context.Context, b knownBlock, length int64) (byH
 }
 
 // unblock forgets the strikes of an identity in a group, every block included.
-func (s *redisStore) unblock(ctx context.Context, id ID, group string, amnesty int64) (byHand, error) {
+func (s *redisStore) unblock(ctx context.Context, id ID, group string, amnesty, longest int64) (byHand, error) {
 	w := s.client.enter()
 	defer s.client.leave(1)
-	done, err := s.act(ctx, w, id, group, -amnesty)
+	done, err := s.act(ctx, w, id, group, -amnesty, longest)
 	if err != nil {
 		return done, fmt.Errorf("unblocking in Redis: %w", err)
 	}

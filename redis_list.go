@@ -63,7 +63,11 @@ func (s *redisStore) blocksAfter(ctx context.Context, after blockPlace, most int
 		}
 		for _, z := range found {
 			b, err := parseMember(fmt.Sprint(z.Member), z.Score)
-			if err == nil && b.isAfter(after) { // others are not ours
+			switch last := len(list) - 1; {
+			case err != nil || !b.isAfter(after): // others are not ours
+			case last >= 0 && list[last].place() == b.place():
+				list[last] = b // one block, listed by nodes with log_key and without: that with the key comes later
+			default:
 				list = append(list, b)
 			}
 		}

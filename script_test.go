@@ -126,7 +126,7 @@ func (m *plain) garble(id ID, p *penaltyRules, r strikeRecord) {
 func (s scripted) act(t rapid.TB, now int64, id ID, p *penaltyRules, time int64) byHand {
 	// The clock of the script is that of Redis: the test's stands in for it.
 	script := strings.Replace(handScript, "redis.call('TIME')", fmt.Sprintf("{%d, %d}", now/1e6, now%1e6), 1)
-	reply, err := s.client.Eval(context.Background(), script, []string{identityKey(s.prefix, id)}, "p"+p.group, time, handTTL).Int64Slice()
+	reply, err := s.client.Eval(context.Background(), script, []string{identityKey(s.prefix, id)}, "p"+p.group, time, handTTL, newHandTTL(time, p.max)).Int64Slice()
 	if err != nil || len(reply) != 3 || reply[0] != now {
 		t.Fatalf("reply %v: %v", reply, err)
 	}

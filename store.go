@@ -158,6 +158,8 @@ type Decision struct {
 	// short holds every charge that would have refused the request, and near those that a request that was allowed left near their
 	// limit.
 	short, near chargeSet
+	// closed are those of short that would have refused because the store does not answer.
+	closed chargeSet
 
 	// tokens is what is left in the bucket of each charge, in millionths and marked as in an outcome, if a remote store decided and the client is not blocked.
 	tokens []int64

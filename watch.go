@@ -24,9 +24,21 @@ func (w *watcher) shed(r *http.Request) {
 }
 
 // wouldShed is told of a request for which there was no slot, and which goes on because of a dry run.
-func (w *watcher) wouldShed() {
+func (w *watcher) wouldShed(r *http.Request) {
 	w.h.app.unzoned.wouldDeny[resultShed].Add(1)
 	w.h.journal.wouldShed()
+	w.passed(r, refusedOverloaded, "", w.h.Shed.Pool)
+}
+
+// wouldReject is told of a request that a zone could not charge, and which goes on because of a dry run.
+func (w *watcher) wouldReject(r *http.Request, z *Zone, kind refusalKind) {
+	as := resultRejected
+	if kind == refusedUnavailable {
+		as = resultUnavailable
+	}
+	z.charge.counts.wouldDeny[as].Add(1)
+	w.h.journal.wouldReject(z.charge.Zone)
+	w.passed(r, kind, z.charge.Zone, "")
 }
 
 // unclaimed is told of a request that could not be charged.
@@ -60,5 +72,13 @@ func (w *watcher) decided(r *http.Request, p *progress, charges []Charge, d *Dec
 func (w *watcher) uncharged(r *http.Request, kind refusalKind, pool string) {
 	if w.h.accessLog {
 		progressOf(r).record(r, accessDecision{Decision: Decision{Now: processMicros()}, h: w.h, refusal: refusalWords[kind], pool: pool})
+	}
+}
+
+// passed tells the access log of a request that was not charged, and that only a dry run kept from being refused.
+func (w *watcher) passed(r *http.Request, kind refusalKind, zone, pool string) {
+	if w.h.accessLog {
+		d := Decision{Allowed: true, Now: processMicros(), WouldDeny: kind.reason(), WouldDenyZone: zone}
+		progressOf(r).record(r, accessDecision{Decision: d, h: w.h, pool: pool})
 	}
 }
